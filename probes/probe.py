@@ -1,0 +1,117 @@
+"""What a probe is: a named source of record batches with declared tables and requirements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from analysis.schema import Table
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One thing a probe needs on this machine.
+
+    Attributes:
+        name: What is needed, e.g. ``kernel headers``.
+        is_met: Whether it is there.
+        detail: What was found or is missing, one sentence.
+        loss: What cannot be told without it, one sentence.
+        remedy: Command or step that mends it; empty when met.
+    """
+
+    name: str
+    is_met: bool
+    detail: str
+    loss: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one table, in that table's Arrow schema."""
+
+    table: Table
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    """What a probe did in a recording, for the manifest.
+
+    Attributes:
+        name: The probe's name.
+        n_rows: Rows it delivered.
+        n_lost: Records it knows to have lost.
+        cost_ns: CPU or driver time that it knows to have cost, null if not measured.
+        note: One sentence for the reader, e.g. why it was not available.
+        details: JSON-able facts, e.g. the functions probed and their hits.
+    """
+
+    name: str
+    n_rows: int
+    n_lost: int
+    cost_ns: int | None = None
+    note: str = ""
+    details: Mapping[str, Any] | None = None
+
+
+class ProbeError(Exception):
+    """A probe cannot run here; the text says what failed and what to do."""
+
+
+class Probe(Protocol):
+    """A source of rows. The recorder calls start once, drain repeatedly, stop once."""
+
+    name: str
+    tables: Sequence[Table]
+    #: Longest time between two drains, in ns.
+    period_ns: int
+
+    def start(self) -> None:
+        """Begin observing.
+
+        Raises:
+            ProbeError: it cannot run here; the recording goes on without it.
+        """
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Return the rows that became complete since the last call; never blocks for long."""
+
+    def stop(self) -> Iterable[Batch]:
+        """Stop observing and return what is left; must not stall the target."""
+
+    def report(self) -> SourceReport:
+        """Return what it did so far; callable at any time after start."""
+
+
+def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
+    """Return a batch of ``table`` from columns of equal length.
+
+    Args:
+        table: Declaration of the table.
+        columns: Column name to NumPy array, list or Arrow array; nullable columns may be absent.
+
+    Raises:
+        ValueError: a required column is absent, or one is not declared.
+    """
+    unknown = set(columns) - set(table.column_names)
+    if unknown:
+        raise ValueError(f"table {table.name} has no column {', '.join(sorted(unknown))}")
+    length = len(next(iter(columns.values())))
+    schema = table.arrow_schema()
+    arrays = []
+    for column, arrow_field in zip(table.columns, schema, strict=True):
+        values = columns.get(column.name)
+        if values is None:
+            if not column.nullable:
+                raise ValueError(f"table {table.name} needs column {column.name}")
+            arrays.append(pa.nulls(length, arrow_field.type))
+        elif isinstance(values, (pa.Array, pa.ChunkedArray)):
+            arrays.append(values.cast(arrow_field.type))
+        else:
+            arrays.append(pa.array(values, type=arrow_field.type))
+    return Batch(table, pa.RecordBatch.from_arrays(arrays, schema=schema))
