@@ -1,0 +1,58 @@
+# Everything a fresh Debian 12 or Ubuntu 22.04+ needs, as root.
+#   make demo     set everything up, record a simulated service with real eBPF, print the verdict
+#   make test     set everything up, run every check and test
+SHELL := /bin/bash
+PYTHON ?= /usr/bin/python3
+VENV := .venv
+DEV := .venv-dev
+PACKAGES := python3 python3-venv python3-bpfcc gcc libc6-dev binutils make
+CODE := tracer probes analysis
+
+.PHONY: demo setup test check bench acceptance docs system clean
+.DEFAULT_GOAL := demo
+
+demo: setup
+	$(VENV)/bin/tracer demo
+
+# .venv: the tracer and what it needs to run, nothing else.
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml | system
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+# .venv-dev: the same and the tools of the tests.
+$(DEV)/.installed: pyproject.toml | system
+	$(PYTHON) -m venv $(DEV)
+	$(DEV)/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+# bcc and kernel headers are the distribution's. Any headers serve: the programs use only the
+# stable interfaces in them.
+system:
+	@PACKAGES="$(PACKAGES)" sh .ci/system-packages
+
+check: $(DEV)/.installed
+	$(DEV)/bin/ruff check .
+	$(DEV)/bin/ruff format --check .
+	$(DEV)/bin/mypy
+
+test: check
+	$(DEV)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+
+# One line a figure: name value unit baseline ratio; all of them in bench.json.
+bench: $(DEV)/.installed
+	@PACKAGES="$(PACKAGES) bpftrace" sh .ci/system-packages
+	$(DEV)/bin/python -m tests.benchmarks.run $(BENCH_ARGS)
+
+# The long forms: every scenario with ten seeds, and the counts that CI only samples.
+acceptance: $(DEV)/.installed
+	$(DEV)/bin/python -m tests.e2e.acceptance --runs 10 $(ACCEPTANCE_ARGS)
+
+# Regenerate the parts of docs/ and README.md that come from the sources.
+docs: $(DEV)/.installed
+	$(DEV)/bin/python -m tests.generated_docs --write
+
+clean:
+	rm -rf $(VENV) $(DEV) *.egg-info build .mypy_cache .ruff_cache .pytest_cache
