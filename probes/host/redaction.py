@@ -21,41 +21,13 @@ MAX_ARGUMENTS = 512
 #: Longest argument that is looked at; the rest of a longer one is dropped.
 MAX_ARGUMENT_LENGTH = 2048
 
+# fmt: off
 _SECRET_WORDS = frozenset(
     (
-        "key",
-        "apikey",
-        "token",
-        "secret",
-        "secrets",
-        "password",
-        "passwd",
-        "passwort",
-        "pwd",
-        "pass",
-        "passphrase",
-        "passcode",
-        "credential",
-        "credentials",
-        "cred",
-        "creds",
-        "auth",
-        "authorization",
-        "authentication",
-        "bearer",
-        "cookie",
-        "cookies",
-        "header",
-        "headers",
-        "privatekey",
-        "accesskey",
-        "secretkey",
-        "signature",
-        "sig",
-        "hmac",
-        "salt",
-        "jwt",
-        "dsn",
+        "key", "apikey", "token", "secret", "secrets", "password", "passwd", "passwort", "pwd",
+        "pass", "passphrase", "passcode", "credential", "credentials", "cred", "creds", "auth",
+        "authorization", "authentication", "bearer", "cookie", "cookies", "header", "headers",
+        "privatekey", "accesskey", "secretkey", "signature", "sig", "hmac", "salt", "jwt", "dsn",
         "pat",
     )
 )
@@ -63,39 +35,17 @@ _SECRET_SUFFIXES = ("token", "secret", "password", "passwd", "apikey", "accesske
 #: Words which turn a secret word of an option into a mere quantity.
 _QUANTITY_WORDS = frozenset(
     (
-        "max",
-        "min",
-        "num",
-        "n",
-        "len",
-        "length",
-        "limit",
-        "per",
-        "count",
-        "size",
-        "budget",
-        "chunk",
-        "bucket",
-        "batch",
+        "max", "min", "num", "n", "len", "length", "limit", "per", "count", "size", "budget",
+        "chunk", "bucket", "batch",
     )
 )
 _TEXT_WORDS = frozenset(
     (
-        "prompt",
-        "prompts",
-        "message",
-        "messages",
-        "query",
-        "question",
-        "instruction",
-        "instructions",
-        "text",
-        "content",
-        "completion",
-        "conversation",
-        "chat",
+        "prompt", "prompts", "message", "messages", "query", "question", "instruction",
+        "instructions", "text", "content", "completion", "conversation", "chat",
     )
 )
+# fmt: on
 #: Short options whose value is a header, credentials or form data (curl, wget, docker login).
 _SHORT_SECRETS = frozenset(("-H", "-u", "-U", "-d", "-b"))
 
