@@ -196,7 +196,7 @@ CUDA_CALL = Table(
     "one completed CUDA runtime, driver or NCCL call",
     (
         _START,
-        _DURATION,
+        _time("duration_ns", "Length; null when the return was not seen.", nullable=True),
         _PID,
         _TID,
         _FUNCTION,
@@ -377,7 +377,10 @@ ANNOTATION = Table(
         _DURATION,
         _int("pid", "Process.", True),
         _int("tid", "Thread.", True),
-        _text("category", "step, user, operator, python, os, overhead or counter."),
+        _text(
+            "category",
+            "step, user, operator, python, os, overhead, counter or stack (innermost frame first).",
+        ),
         _text("name", "Text of the range (prompts are never kept)."),
         _RANK,
     ),
@@ -523,6 +526,12 @@ ENGINE_SAMPLE = Table(
         Column("upper_bound", "f64", "Upper bound of a histogram bucket.", None, True),
         Column("value", "f64", "Value; counters and buckets are cumulative.", None, True),
         _time("scrape_ns", "Time the scrape took.", nullable=True),
+        Column(
+            "is_lagging",
+            "bool",
+            "Moves only when a request finishes, so it lags by a whole request.",
+            nullable=True,
+        ),
     ),
     "time_ns",
 )
@@ -714,7 +723,8 @@ CALL_ENTRY = Record(
     (
         RecordField("time_ns", "u64", "CLOCK_MONOTONIC"),
         RecordField("pid_tgid", "u64", "tgid << 32 | tid, host namespace"),
-        RecordField("function", "u32", "index of the probed function (attach cookie)"),
+        RecordField("function", "u16", "index of the exported symbol (attach cookie)"),
+        RecordField("depth", "u16", "enclosing traced calls; see probes/cuda/program.py for flags"),
         RecordField("sequence", "u32", "per-thread sequence number over entries and returns"),
         RecordField("words", "u64", "argument words of the function's shape", N_CALL_WORDS),
     ),
@@ -726,7 +736,8 @@ CALL_RETURN = Record(
     (
         RecordField("time_ns", "u64", "CLOCK_MONOTONIC"),
         RecordField("pid_tgid", "u64", "tgid << 32 | tid, host namespace"),
-        RecordField("function", "u32", "index of the probed function (attach cookie)"),
+        RecordField("function", "u16", "index of the exported symbol (attach cookie)"),
+        RecordField("depth", "u16", "enclosing traced calls; see probes/cuda/program.py for flags"),
         RecordField("sequence", "u32", "per-thread sequence number over entries and returns"),
         RecordField("result", "i64", "return value"),
     ),
