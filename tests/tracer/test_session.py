@@ -1,0 +1,362 @@
+"""The session writer: closed segments, encodings, losses, kill -9, full disk, merging, recovery."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from analysis.manifest import Manifest
+from analysis.schema import CUDA_CALL, EVENT
+from analysis.timeline import open_session
+from probes.probe import Batch, make_batch
+from tracer import compaction, session
+from tracer.errors import InputError, SessionError
+from tracer.recovery import recover
+from tracer.segments import Segment, parse_segment, segment_name, split_visible
+from tracer.session import SessionWriter
+
+
+def calls(first: int, n: int, start_ns: int = 1_000) -> Batch:
+    ids = np.arange(first, first + n, dtype=np.int64)
+    return make_batch(
+        CUDA_CALL,
+        {
+            "start_ns": start_ns + ids * 1000,
+            "duration_ns": np.full(n, 500),
+            "pid": np.full(n, 7),
+            "tid": np.full(n, 8),
+            "function": ["cudaLaunchKernel"] * n,
+            "layer": ["runtime"] * n,
+            "kind": ["launch"] * n,
+            "call_id": ids,
+            "depth": np.zeros(n),
+        },
+    )
+
+
+def manifest() -> Manifest:
+    return Manifest(tool_version="0", start_ns=1, host={"boot_id": "b", "hostname": "h"})
+
+
+def call_ids(path: Path) -> list[int]:
+    return open_session(path).table("cuda_call", columns=["call_id"])["call_id"].to_pylist()
+
+
+def test_segment_names_round_trip_and_covered_ones_are_told_apart(tmp_path):
+    assert segment_name(3, 12) == "000000003-000000012.parquet"
+    assert parse_segment(tmp_path / segment_name(3, 12)) == Segment(
+        3, 12, tmp_path / segment_name(3, 12)
+    )
+    for other in ("1.parquet", "2-1.parquet", "a-b.parquet", "1-2.parquet.damaged", ".1-2.tmp"):
+        assert parse_segment(tmp_path / other) is None
+    names = [segment_name(*pair) for pair in ((0, 0), (1, 1), (0, 1), (2, 2), (5, 5), (0, 3))]
+    visible, covered = split_visible(tmp_path / name for name in names)
+    assert [(item.first, item.last) for item in visible] == [(0, 3), (5, 5)]
+    assert len(covered) == 4
+
+
+def test_rows_come_back_sorted_and_the_directory_is_private(tmp_path):
+    writer = SessionWriter(tmp_path / "s", manifest())
+    writer.append(calls(100, 50))
+    writer.append(calls(0, 100))
+    assert writer.close()
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
+    [file] = (tmp_path / "s" / "cuda_call").iterdir()
+    assert file.name == segment_name(0, 0)
+    assert pq.read_table(file)["call_id"].to_pylist() == list(range(150))
+    assert call_ids(tmp_path / "s") == list(range(150))
+    source = Manifest.read(tmp_path / "s").source("session")
+    assert (source.state, source.n_rows, source.n_lost) == ("ok", 150, 0)
+
+
+def test_encodings_and_footer(tmp_path):
+    writer = SessionWriter(tmp_path / "s", manifest())
+    writer.append(calls(0, 1000))
+    writer.close()
+    [file] = (tmp_path / "s" / "cuda_call").iterdir()
+    metadata = pq.read_metadata(file)
+    columns = {
+        metadata.row_group(0).column(index).path_in_schema: metadata.row_group(0).column(index)
+        for index in range(metadata.num_columns)
+    }
+    for name in ("start_ns", "duration_ns", "call_id"):
+        assert "DELTA_BINARY_PACKED" in columns[name].encodings
+        assert not columns[name].has_dictionary_page
+    for name in ("function", "tid", "stream"):
+        assert columns[name].has_dictionary_page
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+    assert columns["start_ns"].statistics.min == 1000
+    footer = metadata.metadata
+    assert footer[b"table"] == b"cuda_call" and footer[b"format"] == b"1"
+    assert footer[b"clock"] == b"monotonic" and footer[b"boot_id"] == b"b"
+    assert footer[b"n_lost_rows"] == b"0" and footer[b"hostname"] == b"h"
+    types = pq.read_schema(file)
+    for column, declared in zip(CUDA_CALL, CUDA_CALL.arrow_schema(), strict=True):
+        assert types.field(column.name).type == declared.type
+
+
+def test_segments_close_after_a_time_and_at_a_size(tmp_path):
+    now = [0]
+    writer = SessionWriter(
+        tmp_path / "s", manifest(), clock=lambda: now[0], segment_ns=3_000, segment_rows=100
+    )
+    folder = tmp_path / "s" / "cuda_call"
+    writer.append(calls(0, 10))
+    now[0] = 2_999
+    assert writer.flush()
+    assert not folder.exists()
+    now[0] = 3_000
+    writer.flush()
+    writer.write_manifest()
+    assert writer.flush(force=True)
+    assert len(list(folder.iterdir())) == 1
+    writer.append(calls(10, 100))
+    assert writer.flush(force=True)
+    assert len(list(folder.iterdir())) == 2
+    writer.close()
+    assert call_ids(tmp_path / "s") == list(range(110))
+
+
+def test_an_existing_session_is_not_overwritten(tmp_path):
+    SessionWriter(tmp_path / "s", manifest()).close()
+    with pytest.raises(SessionError, match="--force"):
+        SessionWriter(tmp_path / "s", manifest())
+    SessionWriter(tmp_path / "s", manifest(), force=True).close()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "precious").touch()
+    with pytest.raises(SessionError, match="not a session"):
+        SessionWriter(tmp_path / "home", manifest(), force=True)
+    assert (tmp_path / "home" / "precious").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(SessionError, match="not a directory"):
+        SessionWriter(tmp_path / "file", manifest(), force=True)
+    (tmp_path / "empty").mkdir()
+    SessionWriter(tmp_path / "empty", manifest()).close()
+
+
+def test_a_session_being_written_is_not_replaced_or_recovered(tmp_path):
+    writer = SessionWriter(tmp_path / "s", manifest())
+    with pytest.raises(SessionError, match="another recorder"):
+        SessionWriter(tmp_path / "s", manifest(), force=True)
+    with pytest.raises(SessionError, match="still being recorded"):
+        recover(tmp_path / "s")
+    writer.close()
+
+
+def test_small_segments_are_merged_and_each_row_is_seen_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction, "SEALED_ROWS", 1000)
+    monkeypatch.setattr(compaction, "MERGED_ROWS", 2000)
+    writer = SessionWriter(tmp_path / "s", manifest())
+    rng = random.Random(5)
+    total = 0
+    for _ in range(120):
+        n = rng.choice([1, 2, 50, 200])
+        writer.append(calls(total, n))
+        total += n
+        assert writer.flush(force=True)
+    deadline = time.monotonic() + 20
+    while compaction.plan_merge(compaction.sized_segments(tmp_path / "s" / "cuda_call")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    writer.close()
+    assert call_ids(tmp_path / "s") == list(range(total))
+    sizes = [item.n_rows for item in compaction.sized_segments(tmp_path / "s" / "cuda_call")]
+    assert len(sizes) < 40 and max(sizes) <= 2000 and sum(sizes) == total
+    assert Manifest.read(tmp_path / "s").source("session").details["n_merges"] > 0
+
+
+def test_merge_groups():
+    def sized(first, last, rows):
+        return compaction.SizedSegment(Segment(first, last, Path()), rows)
+
+    few = [sized(index, index, 1) for index in range(15)]
+    assert list(compaction.plan_merge(few)) == []
+    many = [sized(index, index, 1) for index in range(17)]
+    assert list(compaction.plan_merge(many)) == many[:16]
+    ranked = [sized(0, 15, 16), *[sized(index, index, 1) for index in range(16, 31)]]
+    assert list(compaction.plan_merge(ranked)) == []
+    assert sized(0, 255, 1).rank == 2
+    large = [sized(0, 0, 200_000), sized(1, 1, 70_000), sized(2, 2, 70_000), sized(3, 3, 1)]
+    assert list(compaction.plan_merge(large)) == large[1:3]
+
+
+def test_a_merge_cut_short_leaves_each_row_once(tmp_path, monkeypatch):
+    writer = SessionWriter(tmp_path / "s", manifest())
+    for index in range(4):
+        writer.append(calls(index * 10, 10))
+        writer.flush(force=True)
+    writer.close()
+    folder = tmp_path / "s" / "cuda_call"
+    group = compaction.sized_segments(folder)
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        compaction.merge(folder, CUDA_CALL, group, {})
+    monkeypatch.undo()
+    assert len(list(folder.glob("*.parquet"))) == 5
+    assert call_ids(tmp_path / "s") == list(range(40))
+    (folder / ".000000000-000000009.parquet.tmp").write_bytes(b"half")
+    recovery = recover(tmp_path / "s")
+    assert len(recovery.removed) == 5
+    assert [file.name for file in folder.iterdir()] == [segment_name(0, 3)]
+    assert call_ids(tmp_path / "s") == list(range(40))
+
+
+def test_a_full_disk_drops_and_counts_and_recovers(tmp_path, monkeypatch):
+    real = session.replace_file
+    is_full = [False]
+
+    def write(path, content):
+        if is_full[0] and path.suffix == ".parquet":
+            raise OSError(28, os.strerror(28))
+        real(path, content)
+
+    monkeypatch.setattr(session, "replace_file", write)
+    now = [0]
+    writer = SessionWriter(tmp_path / "s", manifest(), clock=lambda: now[0], segment_ns=1000)
+    writer.append(calls(0, 10))
+    assert writer.flush(force=True)
+    is_full[0] = True
+    for index in (1, 2):
+        writer.append(calls(index * 10, 10))
+        writer.flush(force=True)
+    assert "20 rows were dropped" in writer.problem
+    is_full[0] = False
+    now[0] = 10_000
+    writer.append(calls(30, 10))
+    writer.flush(force=True)
+    assert writer.close()
+    assert call_ids(tmp_path / "s") == [*range(10), *range(30, 40)]
+    opened = open_session(tmp_path / "s")
+    losses = opened.table("loss").to_pylist()
+    assert sum(row["n_lost"] for row in losses) == 20
+    assert {(row["source"], row["reason"]) for row in losses} == {("session", "disk_full")}
+    kinds = opened.table("event")["kind"].to_pylist()
+    assert kinds == ["source_lost", "source_recovered"]
+    source = opened.manifest.source("session")
+    assert (source.state, source.n_lost) == ("degraded", 20)
+
+
+@pytest.mark.root
+def test_a_really_full_disk(tmp_path):
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", mount], check=True)
+    try:
+        writer = SessionWriter(mount / "s", manifest(), segment_ns=1_000_000)
+        rng = np.random.default_rng(1)
+        for index in range(30):
+            batch = calls(index * 3000, 3000)
+            noise = rng.integers(1, 2**40, 3000)
+            columns = {name: batch.rows.column(name) for name in batch.rows.schema.names}
+            writer.append(make_batch(CUDA_CALL, {**columns, "duration_ns": noise}))
+            writer.flush(force=True)
+        assert "No space left" in writer.problem
+        n_lost = writer.source().n_lost
+        assert n_lost > 0
+        assert len(call_ids(mount / "s")) == 90_000 - n_lost
+        oldest = min((mount / "s" / "cuda_call").iterdir())
+        n_deleted = pq.read_metadata(oldest).num_rows
+        oldest.unlink()
+        time.sleep(0.01)
+        writer.append(calls(0, 10))
+        writer.append(make_batch(EVENT, {"time_ns": [1], "kind": ["mark"], "name": ["m"]}))
+        assert writer.close()
+        opened = open_session(mount / "s")
+        assert sum(opened.table("loss")["n_lost"].to_pylist()) == n_lost
+        assert "source_lost" in opened.table("event")["kind"].to_pylist()
+        assert len(call_ids(mount / "s")) == 90_010 - n_lost - n_deleted
+        assert Manifest.read(mount / "s").source("session").n_lost == n_lost
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def test_a_disk_that_does_not_keep_up_costs_rows_not_memory(tmp_path, monkeypatch):
+    real = session.replace_file
+    monkeypatch.setattr(
+        session, "replace_file", lambda path, content: (time.sleep(0.2), real(path, content))
+    )
+    writer = SessionWriter(tmp_path / "s", manifest(), segment_rows=1000, max_pending_bytes=300_000)
+    for index in range(20):
+        writer.append(calls(index * 1000, 1000))
+    assert writer.close()
+    opened = open_session(tmp_path / "s")
+    [row] = opened.table("loss").to_pylist()
+    assert row["reason"] == "writer_behind"
+    assert row["n_lost"] + len(call_ids(tmp_path / "s")) == 20_000
+
+
+WRITER = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    sys.path[:0] = [{tests!r}]
+    from tests.tracer.test_session import calls, manifest
+    from tracer import compaction
+    from tracer.session import SessionWriter
+    compaction.SEALED_ROWS, compaction.MERGED_ROWS, compaction.FAN_IN = 500, 1000, 4
+    writer = SessionWriter(Path(sys.argv[1]), manifest(), segment_ns=1)
+    first = 0
+    print("up", flush=True)
+    while True:
+        writer.append(calls(first, 37))
+        first += 37
+        if writer.flush(force=True):
+            print(first, flush=True)
+    """
+)
+
+
+def test_kill_at_any_instant_leaves_every_written_row_readable_once(tmp_path):
+    rng = random.Random(11)
+    root = str(Path(__file__).resolve().parents[2])
+    for index in range(4):
+        path = tmp_path / f"s{index}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER.format(tests=root), str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+        )
+        try:
+            assert process.stdout.readline() == "up\n"
+            time.sleep(rng.uniform(0.05, 0.8))
+            process.send_signal(signal.SIGKILL)
+            output = process.stdout.read().split()
+        finally:
+            process.kill()
+            process.wait()
+        promised = int(output[-1]) if output else 0
+        before = call_ids(path) if promised else []
+        assert len(before) >= promised
+        recovery = recover(path)
+        assert recovery.damaged == []
+        assert not list(path.glob("**/*.tmp"))
+        after = call_ids(path) if before else []
+        assert after == before == list(range(len(after)))
+        mended = Manifest.read(path)
+        assert mended.end_reason == "crashed"
+        assert mended.end_ns == (1000 + (len(after) - 1) * 1000 if after else mended.start_ns)
+        assert recover(path).was_finished
+
+
+def test_recovery_sets_a_damaged_segment_aside(tmp_path):
+    writer = SessionWriter(tmp_path / "s", manifest())
+    writer.append(calls(0, 10))
+    writer.close()
+    (tmp_path / "s" / "cuda_call" / segment_name(1, 1)).write_bytes(b"PAR1 not a segment")
+    recovery = recover(tmp_path / "s")
+    assert recovery.damaged == [f"cuda_call/{segment_name(1, 1)}"]
+    assert recovery.n_rows == 10
+    with pytest.raises(InputError, match="not a session"):
+        recover(tmp_path)

@@ -1,0 +1,153 @@
+"""Merges small closed segments in the background, so that old data lies in large row groups.
+
+A segment of at least :data:`SEALED_ROWS` rows is final. Neighbouring smaller ones are merged when
+together they reach that size, or when :data:`FAN_IN` of the same rank (how often their rows were
+merged already) lie side by side: every row is then rewritten a few times at most, and a table
+that gets one row a second has dozens of files after days, not thousands.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.schema import Table
+from tracer.encoding import write_rows
+from tracer.segments import (
+    TEMPORARY_SUFFIX,
+    Segment,
+    list_segments,
+    segment_name,
+    sync_folder,
+)
+
+#: Rows from which a segment is final.
+SEALED_ROWS = 131_072
+#: Most rows of a merged segment; bounds the memory of a merge.
+MERGED_ROWS = 262_144
+#: Segments of one rank that are merged even where they are small.
+FAN_IN = 16
+
+
+@dataclass(frozen=True)
+class SizedSegment:
+    """A closed segment and its number of rows."""
+
+    segment: Segment
+    n_rows: int
+
+    @property
+    def rank(self) -> int:
+        """How many times FAN_IN segments were merged to get this one."""
+        span = self.segment.last - self.segment.first + 1
+        rank = 0
+        while span >= FAN_IN:
+            span //= FAN_IN
+            rank += 1
+        return rank
+
+
+def sized_segments(folder: Path) -> list[SizedSegment]:
+    """Return the segments of a folder that count, in order, with their rows."""
+    return [
+        SizedSegment(segment, pq.read_metadata(segment.path).num_rows)
+        for segment in list_segments(folder)
+    ]
+
+
+def plan_merge(segments: Sequence[SizedSegment]) -> Sequence[SizedSegment]:
+    """Return the neighbours to merge next, oldest first; empty where nothing is worth it."""
+    start = 0
+    while start < len(segments):
+        if segments[start].n_rows >= SEALED_ROWS:
+            start += 1
+            continue
+        end, rows = start, 0
+        while end < len(segments) and segments[end].n_rows < SEALED_ROWS:
+            if rows + segments[end].n_rows > MERGED_ROWS:
+                break
+            rows += segments[end].n_rows
+            end += 1
+            if rows >= SEALED_ROWS:
+                return segments[start:end]
+        group = _same_rank(segments[start:end])
+        if group:
+            return group
+        start = end
+    return ()
+
+
+def _same_rank(run: Sequence[SizedSegment]) -> Sequence[SizedSegment]:
+    """The first FAN_IN neighbours of one rank in a run, or nothing."""
+    start = 0
+    for index in range(1, len(run) + 1):
+        if index - start == FAN_IN:
+            return run[start:index]
+        if index < len(run) and run[index].rank != run[start].rank:
+            start = index
+    return ()
+
+
+def merge(
+    folder: Path,
+    table: Table,
+    group: Sequence[SizedSegment],
+    facts: Mapping[str, object],
+) -> SizedSegment:
+    """Write one segment with the rows of a group, delete the group, and return the new segment.
+
+    A reader sees each row once at every moment: the merged file covers the range of the files it
+    replaces from the instant it gets its name.
+
+    Raises:
+        OSError: a file could not be read or written; the group is still there.
+    """
+    first, last = group[0].segment.first, group[-1].segment.last
+    target = folder / segment_name(first, last)
+    temporary = folder / f".{target.name}{TEMPORARY_SUFFIX}"
+    schema = table.arrow_schema().remove_metadata()
+    parts = [
+        pq.ParquetFile(item.segment.path, memory_map=False).read(use_threads=False)
+        for item in group
+    ]
+    rows = pa.concat_tables([part.cast(schema) for part in parts])
+    del parts
+    try:
+        with pa.OSFile(str(temporary), "wb") as sink:
+            write_rows(sink, table, rows, facts)
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.chmod(0o600)
+        temporary.rename(target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(folder)
+    for item in group:
+        item.segment.path.unlink(missing_ok=True)
+    return SizedSegment(Segment(first, last, target), rows.num_rows)
+
+
+@contextmanager
+def lowest_priority() -> Iterator[None]:
+    """Run the body at the lowest CPU priority of this thread, where that can be undone."""
+    if os.geteuid() != 0:
+        yield
+        return
+    thread = threading.get_native_id()
+    before = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, 19)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, thread, before)

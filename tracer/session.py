@@ -1,0 +1,377 @@
+"""Writes a session directory that can be read at every moment, also after a kill or a full disk.
+
+Rows are gathered per table for a few seconds and become closed Parquet segments (names and the
+reader's rule: ``tracer/segments.py``). A single thread encodes, writes, merges old segments while
+it has nothing else to do, and replaces the manifest; the recorder's thread never waits for a disk.
+
+When a write fails (disk full, quota, read-only file system) the rows of that segment are dropped
+and counted, the recording goes on, and what was lost is written as rows of ``loss`` and ``event``
+as soon as something can be written again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from analysis.manifest import FILE_NAME, Manifest, Source
+from analysis.schema import EVENT, LOSS, Table
+from analysis.schema import table as declared_table
+from probes.probe import Batch
+from tracer.compaction import SizedSegment, lowest_priority, merge, plan_merge
+from tracer.encoding import encode_segment
+from tracer.errors import SessionError
+from tracer.segments import Segment, replace_file, segment_name, sync_folder
+from tracer.session_folder import make_folder
+from tracer.session_losses import SOURCE_NAME, Loss, loss_batch, notice_batch
+
+#: A table's rows become a segment when the oldest has waited this long, or at so many rows.
+SEGMENT_NS = 3_000_000_000
+SEGMENT_ROWS = 131_072
+#: Rows that wait for the disk beyond this are dropped: memory stays bounded.
+MAX_PENDING_BYTES = 96 << 20
+#: Pause before a merge is tried again after one failed.
+MERGE_RETRY_S = 60.0
+#: Notices (lost, recovered) kept for a disk that takes nothing.
+MAX_NOTICES = 100
+#: Errors that mean there is no room.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@dataclass
+class _Buffer:
+    """Rows of one table that are not in a segment yet."""
+
+    table: Table
+    since_ns: int
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    n_rows: int = 0
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Rows that are to become one segment."""
+
+    table: Table
+    batches: list[pa.RecordBatch]
+    n_rows: int
+    n_bytes: int
+
+
+class SessionWriter:
+    """The one writer of a session directory.
+
+    Args:
+        path: Directory to make.
+        manifest: Written at once and at every :meth:`write_manifest`; the caller changes it.
+        force: Replace an existing session.
+        clock: CLOCK_MONOTONIC in ns.
+        segment_ns: Longest time that a row waits for its segment.
+        segment_rows: Rows at which a segment is closed early.
+        max_pending_bytes: Rows waiting for the disk beyond this are dropped and counted.
+
+    Raises:
+        SessionError: the directory exists, or cannot be made.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        *,
+        force: bool = False,
+        clock: Callable[[], int] = time.monotonic_ns,
+        segment_ns: int = SEGMENT_NS,
+        segment_rows: int = SEGMENT_ROWS,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._clock = clock
+        self._segment_ns = segment_ns
+        self._segment_rows = segment_rows
+        self._max_pending_bytes = max_pending_bytes
+        self._lock = make_folder(path, force)
+        self._buffers: dict[str, _Buffer] = {}
+        self._condition = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._pending_bytes = 0
+        self._manifest_text: str | None = None
+        self._is_stopping = False
+        self._is_busy = False
+        # Owned by the writing thread.
+        self._next: dict[str, int] = {}
+        self._segments: dict[str, list[SizedSegment]] = {}
+        self._failed_ns: int | None = None
+        self._losses: dict[tuple[str, str], Loss] = {}
+        self._notices: list[tuple[int, str, str]] = []
+        self._merge_after = 0.0
+        self._n_rows = self._n_lost = self._n_bytes = self._n_segments = self._n_merges = 0
+        self._problem = ""
+        try:
+            replace_file(path / FILE_NAME, manifest.to_json().encode())
+        except OSError as error:
+            self._lock.release()
+            raise SessionError(
+                f"{path} cannot be written ({error.strerror}); choose another place with -o DIR"
+            ) from None
+        self._thread = threading.Thread(target=self._run, name="session-writer", daemon=True)
+        self._thread.start()
+
+    # Called by the recorder's thread ------------------------------------------------------------
+
+    def append(self, batch: Batch) -> None:
+        """Take over the rows of a batch; its arrays must not change afterwards."""
+        if batch.rows.num_rows == 0:
+            return
+        buffer = self._buffers.get(batch.table.name)
+        if buffer is None:
+            buffer = self._buffers[batch.table.name] = _Buffer(batch.table, self._clock())
+        buffer.batches.append(batch.rows)
+        buffer.n_rows += batch.rows.num_rows
+        if buffer.n_rows >= self._segment_rows:
+            self._close_buffer(buffer)
+
+    def flush(self, force: bool = False, timeout_s: float = 10.0) -> bool:
+        """Close the segments that are due; return whether nothing waits for the disk any more.
+
+        Args:
+            force: Close all of them and wait until they are on disk.
+            timeout_s: Longest wait in s.
+        """
+        due_ns = self._clock() - self._segment_ns
+        for buffer in list(self._buffers.values()):
+            if force or buffer.since_ns <= due_ns:
+                self._close_buffer(buffer)
+        with self._condition:
+            if force:
+                self._condition.wait_for(self._is_idle, timeout_s)
+            return self._is_idle()
+
+    def write_manifest(self) -> None:
+        """Replace the manifest by its present state, soon."""
+        text = self.manifest.to_json()
+        with self._condition:
+            self._manifest_text = text
+            self._condition.notify_all()
+
+    def source(self) -> Source:
+        """Return the writer's own entry among the sources of the manifest."""
+        return Source(
+            name=SOURCE_NAME,
+            state="degraded" if self._n_lost else "ok",
+            n_rows=self._n_rows,
+            n_lost=self._n_lost,
+            note=self._problem,
+            details={
+                "n_bytes": self._n_bytes,
+                "n_segments": self._n_segments,
+                "n_merges": self._n_merges,
+            },
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of segments written so far (before merging)."""
+        return self._n_bytes
+
+    @property
+    def problem(self) -> str:
+        """One sentence about the last failed write; empty when nothing was lost."""
+        return self._problem
+
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Write what is left and the manifest; return whether everything reached the disk.
+
+        Args:
+            timeout_s: Longest wait in s, for a disk that does not answer.
+        """
+        if self._is_stopping:
+            return not self._thread.is_alive()
+        for buffer in list(self._buffers.values()):
+            self._close_buffer(buffer)
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify_all()
+        self._thread.join(timeout_s)
+        is_done = not self._thread.is_alive()
+        if is_done:
+            is_done = self._write_last_manifest() and not self._losses
+        self._lock.release()
+        return is_done
+
+    def _close_buffer(self, buffer: _Buffer) -> None:
+        del self._buffers[buffer.table.name]
+        n_bytes = sum(batch.nbytes for batch in buffer.batches)
+        job = _Job(buffer.table, buffer.batches, buffer.n_rows, n_bytes)
+        with self._condition:
+            if self._pending_bytes + n_bytes > self._max_pending_bytes:
+                self._count_loss(job, "writer_behind", "The disk did not keep up.")
+            else:
+                self._jobs.append(job)
+                self._pending_bytes += n_bytes
+            self._condition.notify_all()
+
+    def _is_idle(self) -> bool:
+        return not self._jobs and not self._is_busy and self._manifest_text is None
+
+    def _write_last_manifest(self) -> bool:
+        """Write the manifest after all rows, with the writer's final counts."""
+        sources = self.manifest.sources
+        sources[:] = [source for source in sources if source.name != SOURCE_NAME]
+        sources.append(self.source())
+        return self._replace_manifest(self.manifest.to_json())
+
+    # The writing thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            group = None
+            with self._condition:
+                while not (self._jobs or self._manifest_text or self._is_stopping):
+                    group = self._next_merge()
+                    if group is not None:
+                        break
+                    self._condition.wait()
+                job = self._jobs.popleft() if self._jobs else None
+                text, self._manifest_text = self._manifest_text, None
+                self._is_busy = True
+            if job is not None:
+                self._write(job)
+            elif group is not None:
+                self._merge(*group)
+            if not self._jobs:
+                self._tell_losses()
+            if text is not None:
+                self._replace_manifest(text)
+            with self._condition:
+                self._is_busy = False
+                if job is not None:
+                    self._pending_bytes -= job.n_bytes
+                self._condition.notify_all()
+                if self._is_stopping and not self._jobs:
+                    return
+
+    def _write(self, job: _Job) -> None:
+        """Write one segment, or count its rows as lost."""
+        try:
+            self._write_segment(job.table, job.batches, job.n_rows)
+        except (OSError, pa.ArrowException) as error:
+            code = error.errno if isinstance(error, OSError) else None
+            reason = "disk_full" if code in _FULL else "write_error"
+            detail = f"The session could not be written ({os.strerror(code) if code else error})."
+            if self._failed_ns is None:
+                self._notices.append((self._clock(), "source_lost", detail))
+            self._failed_ns = self._clock()
+            with self._condition:
+                self._count_loss(job, reason, detail)
+            return
+        failed_ns = self._failed_ns
+        if failed_ns is not None and self._clock() - failed_ns > 2 * self._segment_ns:
+            self._failed_ns = None
+            self._notices.append(
+                (self._clock(), "source_recovered", "The session is written again.")
+            )
+
+    def _write_segment(self, table: Table, batches: list[pa.RecordBatch], n_rows: int) -> None:
+        """Encode rows and put them in place as the table's next segment.
+
+        Raises:
+            OSError: it could not be written; nothing of it is left.
+        """
+        content = encode_segment(table, batches, self._facts())
+        folder = self.path / table.name
+        if table.name not in self._next:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(self.path)
+            self._next[table.name] = 0
+        number = self._next[table.name]
+        target = folder / segment_name(number, number)
+        replace_file(target, content)
+        self._next[table.name] = number + 1
+        self._segments.setdefault(table.name, []).append(
+            SizedSegment(Segment(number, number, target), n_rows)
+        )
+        self._n_rows += n_rows
+        self._n_bytes += len(content)
+        self._n_segments += 1
+
+    def _facts(self) -> dict[str, object]:
+        """What a segment's footer says besides format, table and clock."""
+        host = self.manifest.host
+        return {
+            "boot_id": host.get("boot_id", ""),
+            "hostname": host.get("hostname", ""),
+            "n_lost_rows": self._n_lost,
+        }
+
+    def _count_loss(self, job: _Job, reason: str, detail: str) -> None:
+        """Count the rows of a segment as lost (with the lock held)."""
+        self._n_lost += job.n_rows
+        self._problem = f"{detail} {self._n_lost} rows were dropped."
+        loss = self._losses.setdefault((job.table.name, reason), Loss(self._clock(), 0, detail))
+        loss.n_rows += job.n_rows
+
+    def _tell_losses(self) -> None:
+        """Write rows about what was lost; keep them for later where that fails too."""
+        with self._condition:
+            losses, self._losses = self._losses, {}
+        notices, self._notices = self._notices, []
+        now_ns = self._clock()
+        try:
+            if losses:
+                batch = loss_batch(losses, now_ns)
+                self._write_segment(LOSS, [batch.rows], batch.rows.num_rows)
+                losses = {}
+            if notices:
+                batch = notice_batch(notices)
+                self._write_segment(EVENT, [batch.rows], batch.rows.num_rows)
+                notices = []
+        except OSError:
+            self._notices = notices[-MAX_NOTICES:]
+            with self._condition:
+                for key, loss in losses.items():
+                    newer = self._losses.get(key)
+                    if newer is not None:
+                        loss.n_rows += newer.n_rows
+                    self._losses[key] = loss
+
+    def _replace_manifest(self, text: str) -> bool:
+        try:
+            replace_file(self.path / FILE_NAME, text.encode())
+        except OSError as error:
+            if not self._problem:
+                self._problem = f"The manifest could not be replaced ({error.strerror or error})."
+            return False
+        return True
+
+    def _next_merge(self) -> tuple[str, list[SizedSegment]] | None:
+        """The next segments to merge, or None."""
+        if self._failed_ns is not None or time.monotonic() < self._merge_after:
+            return None
+        for name, segments in self._segments.items():
+            group = plan_merge(segments)
+            if group:
+                return name, list(group)
+        return None
+
+    def _merge(self, name: str, group: list[SizedSegment]) -> None:
+        """Merge neighbouring segments; where that fails they stay, and are tried again later."""
+        segments = self._segments[name]
+        start = segments.index(group[0])
+        try:
+            with lowest_priority():
+                merged = merge(self.path / name, declared_table(name), group, self._facts())
+        except (OSError, pa.ArrowException):
+            self._merge_after = time.monotonic() + MERGE_RETRY_S
+            return
+        segments[start : start + len(group)] = [merged]
+        self._n_merges += 1
