@@ -1,0 +1,143 @@
+"""Finds the metrics endpoint of an inference engine among the listening ports of its processes.
+
+Listening sockets come from ``/proc/PID/net/tcp`` and the processes' open files, so only ports of
+the recorded tree are ever asked. Asking is polite: well-known ports first, one GET each with a
+short deadline, and a port that did not answer in HTTP is never asked again (it may belong to a
+rendezvous store or a message queue).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes.host.proc import PROC, read_bytes
+
+#: Ports that engines serve metrics on by default, asked first.
+KNOWN_PORTS = (8000, 30000, 8002, 8080, 3000, 8001, 9000)
+#: Ports that never serve metrics and may dislike being asked (PyTorch's rendezvous store).
+SHUNNED_PORTS = (29500,)
+#: Paths asked, in order. TensorRT-LLM's server has JSON on the first.
+METRIC_PATHS = ("/metrics", "/prometheus/metrics")
+
+_LISTEN = "0A"
+_SOCKET_LINK = re.compile(r"^socket:\[(\d+)\]$")
+
+
+@dataclass(frozen=True, order=True)
+class Listener:
+    """One listening TCP port of a process; ``namespace`` is null in the reader's own network."""
+
+    port: int
+    address: str
+    pid: int
+    namespace: str | None = None
+
+    @property
+    def base_url(self) -> str:
+        """URL of the listener as seen from its own network namespace."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}"
+
+    @property
+    def metric_urls(self) -> list[str]:
+        """URLs that its metrics may be at, most likely first."""
+        return [self.base_url + path for path in METRIC_PATHS]
+
+
+def find_listeners(pids: Iterable[int], root: Path = PROC) -> list[Listener]:
+    """Return the TCP ports that the processes listen on, the likeliest to have metrics first.
+
+    Args:
+        pids: Processes to look at; those that end meanwhile are skipped.
+        root: Where /proc is.
+    """
+    own = _network(root, "self")
+    tables: dict[str, dict[int, tuple[str, int]]] = {}
+    found: dict[tuple[str | None, int], Listener] = {}
+    for pid in sorted(pids):
+        network = _network(root, str(pid))
+        if network is None:
+            continue
+        if network not in tables:
+            tables[network] = _listening(root, pid)
+        table = tables[network]
+        if not table:
+            continue
+        namespace = None if network == own else f"{root}/{pid}/ns/net"
+        for inode in _socket_inodes(root, pid):
+            entry = table.get(inode)
+            if entry is None or entry[1] in SHUNNED_PORTS:
+                continue
+            listener = Listener(entry[1], entry[0], pid, namespace)
+            found.setdefault((network, entry[1]), listener)
+    return sorted(found.values(), key=_likelihood)
+
+
+def _likelihood(listener: Listener) -> tuple[int, int]:
+    """Sort key: well-known ports in their order, then by number."""
+    if listener.port in KNOWN_PORTS:
+        return KNOWN_PORTS.index(listener.port), listener.port
+    return len(KNOWN_PORTS), listener.port
+
+
+def _network(root: Path, pid: str) -> str | None:
+    """Identity of a process's network namespace; None when it is gone or hidden."""
+    try:
+        return str(Path(f"{root}/{pid}/ns/net").readlink())
+    except OSError:
+        return None
+
+
+def _listening(root: Path, pid: int) -> dict[int, tuple[str, int]]:
+    """Inode to address and port of each listening TCP socket of the process's network."""
+    table: dict[int, tuple[str, int]] = {}
+    for name in ("tcp", "tcp6"):
+        data = read_bytes(f"{root}/{pid}/net/{name}")
+        for line in (data or b"").decode("ascii", "replace").splitlines()[1:]:
+            words = line.split()
+            if len(words) < 10 or words[3] != _LISTEN:
+                continue
+            try:
+                address, port = words[1].split(":")
+                table[int(words[9])] = (_address(address), int(port, 16))
+            except (ValueError, OSError, struct.error):
+                continue
+    return table
+
+
+def _address(text: str) -> str:
+    """Address to connect to for one of the kernel's hexadecimal addresses."""
+    if len(text) not in (8, 32):
+        raise ValueError(f"'{text}' is no address")
+    words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
+    raw = struct.pack(f"={len(words)}I", *words)
+    if len(raw) == 4:
+        address = socket.inet_ntop(socket.AF_INET, raw)
+        return "127.0.0.1" if address == "0.0.0.0" else address
+    if raw[:12] == b"\0" * 10 + b"\xff\xff":
+        return socket.inet_ntop(socket.AF_INET, raw[12:])
+    address = socket.inet_ntop(socket.AF_INET6, raw)
+    return "::1" if address == "::" else address
+
+
+def _socket_inodes(root: Path, pid: int) -> list[int]:
+    """Inodes of the sockets a process has open."""
+    inodes = []
+    try:
+        with os.scandir(f"{root}/{pid}/fd") as entries:
+            for entry in entries:
+                try:
+                    match = _SOCKET_LINK.match(str(Path(entry.path).readlink()))
+                except OSError:
+                    continue
+                if match:
+                    inodes.append(int(match[1]))
+    except OSError:
+        return []
+    return inodes

@@ -1,0 +1,376 @@
+"""The probe of inference engines: scrapes their metrics pages, each in a thread of its own.
+
+An endpoint that hangs, drips, resets, sends 50 MB or something else costs one event and a gap;
+the recorder never waits for one, and a stale page is never repeated as a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from analysis.schema import ENGINE_SAMPLE, EVENT, Table
+from probes.engine.discover import Listener, find_listeners
+from probes.engine.exposition import ExpositionParser
+from probes.engine.fetch import Fetcher, FetchError, enter_network_of
+from probes.engine.reading import PageReader
+from probes.probe import Batch, ProbeError, SourceReport, make_batch
+
+SECOND_NS = 1_000_000_000
+#: A failing endpoint is asked ever less often, up to this.
+_MAX_PAUSE_NS = 5 * SECOND_NS
+#: Waits between two looks for endpoints: while none is known, and once one is.
+_SEARCH_NS = 2 * SECOND_NS
+_SEARCH_AGAIN_NS = 10 * SECOND_NS
+#: How often a port that answers in HTTP without metrics is asked (the engine may be loading).
+_MAX_ASKED = 20
+
+
+class PidSource(Protocol):
+    """Whatever tells the processes being recorded."""
+
+    def pids(self) -> set[int]:
+        """Return the ids of the processes."""
+
+
+class Scraper(threading.Thread):
+    """Scrapes one endpoint once per interval; batches are taken with :meth:`take`.
+
+    Args:
+        url: The metrics page.
+        interval_ns: Time between the begins of two scrapes.
+        deadline_ns: Most time for one.
+        namespace: Network namespace to ask from, as a path; None is the present one.
+        clock: CLOCK_MONOTONIC in ns.
+
+    Raises:
+        FetchError: the URL is none that can be fetched.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        interval_ns: int = SECOND_NS,
+        deadline_ns: int = 2 * SECOND_NS,
+        namespace: str | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        super().__init__(name="engine-scraper", daemon=True)
+        self.url = url
+        self.n_scrapes = 0
+        self.n_failures = 0
+        self.cost_ns = 0
+        self.longest_ns = 0
+        self.n_bad_lines = 0
+        self.is_lost = False
+        self.reader = PageReader(url)
+        self._parser = ExpositionParser()
+        self._fetcher = Fetcher(url, deadline_ns, clock)
+        self._interval_ns = interval_ns
+        self._deadline_ns = deadline_ns
+        self._namespace = namespace
+        self._clock = clock
+        self._stop_event = threading.Event()
+        self._lock = threading.Lock()
+        self._ready: deque[Batch] = deque()
+        self._busy_since: int | None = None
+
+    def run(self) -> None:
+        """Scrape until told to stop."""
+        if self._namespace is not None:
+            try:
+                enter_network_of(self._namespace)
+            except OSError as error:
+                self._fail(f"its network namespace cannot be entered ({error.strerror})")
+                return
+        pause = self._interval_ns
+        due = self._clock()
+        while not self._stop_event.is_set():
+            self._busy_since = self._clock()
+            is_good = self._scrape()
+            self._busy_since = None
+            self.cost_ns = time.thread_time_ns()
+            pause = self._interval_ns if is_good else min(2 * pause, _MAX_PAUSE_NS)
+            due = max(due + pause, self._clock())
+            self._stop_event.wait((due - self._clock()) / 1e9)
+
+    def take(self, now_ns: int) -> list[Batch]:
+        """Return what is ready; ends an exchange that is long overdue."""
+        since = self._busy_since
+        if since is not None and now_ns - since > self._deadline_ns + SECOND_NS // 4:
+            self._fetcher.abort()
+            self._fail(f"no whole answer within {self._deadline_ns / 1e9:g} s")
+        with self._lock:
+            ready = list(self._ready)
+            self._ready.clear()
+        return ready
+
+    def stop(self) -> None:
+        """Ask the thread to end, without waiting for it."""
+        self._stop_event.set()
+        self._fetcher.abort()
+
+    def _scrape(self) -> bool:
+        """One scrape; tells whether it brought rows."""
+        self.n_scrapes += 1
+        try:
+            page = self._fetcher.get()
+        except FetchError as error:
+            self.n_failures += 1
+            if not self._stop_event.is_set():
+                self._fail(str(error))
+            return False
+        parsed = self._parser.parse(page.text)
+        self.n_bad_lines += parsed.n_bad_lines
+        reason = None
+        if not parsed.samples:
+            kind = page.content_type.split(";")[0] or "unknown content"
+            reason = f"it sent no metrics ({kind})"
+        elif not parsed.is_complete:
+            reason = "the page broke off in the middle of a line"
+        middle = page.start_ns + page.duration_ns // 2
+        batch = None if reason else self.reader.read(parsed, middle, page.duration_ns)
+        if batch is None:
+            self.n_failures += 1
+            self._fail(reason or "none of its metrics is of a known engine")
+            return False
+        self.longest_ns = max(self.longest_ns, page.duration_ns)
+        with self._lock:
+            if self.is_lost:
+                self.is_lost = False
+                self._ready.append(self._event("source_recovered", "The page is readable again."))
+            self._ready.append(batch)
+        return True
+
+    def _fail(self, reason: str) -> None:
+        """Report the loss of the endpoint, once until it recovers."""
+        with self._lock:
+            if self.is_lost:
+                return
+            self.is_lost = True
+            self._ready.append(self._event("source_lost", f"Metrics cannot be read: {reason}."))
+
+    def _event(self, kind: str, detail: str) -> Batch:
+        columns = {
+            "time_ns": [self._clock()],
+            "kind": [kind],
+            "name": [f"engine {self.url}"],
+            "detail": [detail],
+        }
+        return make_batch(EVENT, columns)
+
+
+class EngineProbe:
+    """Metrics of inference engines, given by URL or found among the tree's listening ports.
+
+    Args:
+        targets: Tells the recorded processes; endpoints are looked for among their ports.
+        urls: Metrics pages, ``/metrics`` is added to a bare host; none is looked for then.
+        interval_ns: Time between two scrapes.
+        deadline_ns: Most time for one scrape.
+        clock: CLOCK_MONOTONIC in ns.
+    """
+
+    def __init__(
+        self,
+        targets: PidSource | None = None,
+        urls: Sequence[str] = (),
+        interval_ns: int = SECOND_NS,
+        deadline_ns: int = 2 * SECOND_NS,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.name = "engine"
+        self.tables: Sequence[Table] = (ENGINE_SAMPLE, EVENT)
+        self.period_ns = interval_ns
+        self._targets = targets
+        self._urls = [_with_path(url) for url in urls]
+        self._interval_ns = interval_ns
+        self._deadline_ns = deadline_ns
+        self._clock = clock
+        self._scrapers: list[Scraper] = []
+        self._search: _Search | None = None
+        self._n_rows = 0
+
+    @property
+    def endpoints(self) -> list[str]:
+        """URLs being scraped."""
+        return [scraper.url for scraper in self._scrapers]
+
+    def start(self) -> None:
+        """Begin scraping, or looking for endpoints.
+
+        Raises:
+            ProbeError: a URL is none that can be fetched.
+        """
+        for url in self._urls:
+            try:
+                self._add(url, None)
+            except FetchError as error:
+                raise ProbeError(f"{error}; give --engine http://HOST:PORT/metrics") from None
+        if not self._urls and self._targets is not None:
+            self._search = _Search(self._deadline_ns, self._targets.pids(), self._clock)
+            self._search.start()
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Return the rows of the scrapes that ended since the last call; never waits."""
+        if self._search is not None and self._targets is not None:
+            self._search.pids = self._targets.pids()
+            for url, namespace in self._search.take():
+                with contextlib.suppress(FetchError):
+                    self._add(url, namespace)
+        batches = [batch for scraper in self._scrapers for batch in scraper.take(now_ns)]
+        self._n_rows += sum(
+            batch.rows.num_rows for batch in batches if batch.table is ENGINE_SAMPLE
+        )
+        return batches
+
+    def stop(self) -> Iterable[Batch]:
+        """Stop scraping and return what is left."""
+        if self._search is not None:
+            self._search.stop()
+        for scraper in self._scrapers:
+            scraper.stop()
+        end = self._clock() + SECOND_NS // 5
+        for scraper in self._scrapers:
+            scraper.join(max(0.0, (end - self._clock()) / 1e9))
+        self._search = None
+        return self.drain(self._clock())
+
+    def report(self) -> SourceReport:
+        """Return what was scraped, at what cost, and how often it failed."""
+        note = ""
+        if not self._scrapers:
+            note = (
+                "no metrics page was found among the listening ports of the processes; "
+                "give --engine http://HOST:PORT/metrics"
+            )
+        lost = [scraper.url for scraper in self._scrapers if scraper.is_lost]
+        if lost:
+            note = f"{', '.join(lost)} could not be read at the end"
+        return SourceReport(
+            name=self.name,
+            n_rows=self._n_rows,
+            n_lost=sum(scraper.n_failures for scraper in self._scrapers),
+            cost_ns=sum(scraper.cost_ns for scraper in self._scrapers),
+            note=note,
+            details={
+                "endpoints": [
+                    {
+                        "url": scraper.url,
+                        "engine": scraper.reader.engine,
+                        "n_scrapes": scraper.n_scrapes,
+                        "n_failures": scraper.n_failures,
+                        "n_bad_lines": scraper.n_bad_lines,
+                        "longest_ns": scraper.longest_ns,
+                    }
+                    for scraper in self._scrapers
+                ]
+            },
+        )
+
+    def _add(self, url: str, namespace: str | None) -> None:
+        scraper = Scraper(url, self._interval_ns, self._deadline_ns, namespace, self._clock)
+        self._scrapers.append(scraper)
+        scraper.start()
+
+
+class _Search(threading.Thread):
+    """Looks for metrics pages among the listening ports of the processes, in the background."""
+
+    def __init__(self, deadline_ns: int, pids: set[int], clock: Callable[[], int]) -> None:
+        super().__init__(name="engine-search", daemon=True)
+        self.pids = pids
+        self._deadline_ns = deadline_ns
+        self._clock = clock
+        self._stop_event = threading.Event()
+        self._found: deque[tuple[str, str | None]] = deque()
+        self._done: set[tuple[int, int]] = set()
+        self._served: set[int] = set()
+        self._asked: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        while not self._stop_event.is_set():
+            for listener in find_listeners(self.pids):
+                if self._stop_event.is_set():
+                    return
+                self._consider(listener)
+            pause = _SEARCH_AGAIN_NS if self._served else _SEARCH_NS
+            self._stop_event.wait(pause / 1e9)
+
+    def stop(self) -> None:
+        """Ask the thread to end, without waiting for it."""
+        self._stop_event.set()
+
+    def take(self) -> list[tuple[str, str | None]]:
+        """Return the pages found since the last call: URL and network namespace."""
+        found = []
+        while self._found:
+            found.append(self._found.popleft())
+        return found
+
+    def _consider(self, listener: Listener) -> None:
+        """Ask a listener if it is worth it."""
+        key = (listener.pid, listener.port)
+        if key in self._done or listener.pid in self._served:
+            return
+        n_asked, due = self._asked.get(key, (0, 0))
+        if self._clock() < due:
+            return
+        url, is_http = self._ask(listener)
+        if url is not None:
+            self._served.add(listener.pid)
+            self._done.add(key)
+            self._found.append((url, listener.namespace))
+        elif not is_http or n_asked + 1 >= _MAX_ASKED:
+            self._done.add(key)
+        else:
+            pause = min(SECOND_NS << (n_asked + 1), 60 * SECOND_NS)
+            self._asked[key] = (n_asked + 1, self._clock() + pause)
+
+    def _ask(self, listener: Listener) -> tuple[str | None, bool]:
+        """URL of the listener's metrics if it has any, and whether it speaks HTTP."""
+        result: list[tuple[str | None, bool]] = []
+        thread = threading.Thread(
+            target=lambda: result.append(_ask(listener, self._deadline_ns, self._clock)),
+            name="engine-ask",
+            daemon=True,
+        )
+        thread.start()
+        thread.join(3 * self._deadline_ns / 1e9)
+        return result[0] if result else (None, False)
+
+
+def _ask(listener: Listener, deadline_ns: int, clock: Callable[[], int]) -> tuple[str | None, bool]:
+    """Ask a listener for its metrics in a thread of its own, in the listener's network."""
+    if listener.namespace is not None:
+        try:
+            enter_network_of(listener.namespace)
+        except OSError:
+            return None, False
+    is_http = False
+    for url in listener.metric_urls:
+        try:
+            page = Fetcher(url, deadline_ns, clock).get()
+        except FetchError as error:
+            if not error.is_http:
+                return None, is_http
+            is_http = True
+            continue
+        is_http = True
+        parsed = ExpositionParser().parse(page.text)
+        if PageReader(url).read(parsed, page.start_ns, page.duration_ns) is not None:
+            return url, True
+    return None, is_http
+
+
+def _with_path(url: str) -> str:
+    """A URL with ``/metrics`` when it has only a host; ``http://`` is added when left out."""
+    if "://" not in url:
+        url = f"http://{url}"
+    return url.rstrip("/") + "/metrics" if urlsplit(url).path in ("", "/") else url
