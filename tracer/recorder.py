@@ -1,0 +1,323 @@
+"""The life of one recording: start the probes, drain them, follow the target, end cleanly.
+
+One thread does everything here; only the session writer has another, and probes that talk to
+something slow have their own. A probe that cannot run or fails is a source that is missing, never
+the end of the recording.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+
+import pyarrow as pa
+
+from analysis.manifest import Gpu, ProbedFunction, Source, Target
+from analysis.schema import EVENT
+from probes.clocks import ClockAnchors, anchor_batch, change_batch
+from probes.probe import Batch, Probe, make_batch
+from probes.targets import TargetChange, TargetTree
+from tracer.host_facts import host_facts
+from tracer.session import SessionWriter
+from tracer.sources import SourceSlot
+from tracer.status import Status, StatusMeter
+
+SECOND_NS = 1_000_000_000
+#: How often the clocks are read together, and the manifest is replaced.
+ANCHOR_NS = 5 * SECOND_NS
+MANIFEST_NS = 3 * SECOND_NS
+#: How often due segments are closed.
+FLUSH_NS = SECOND_NS // 2
+#: The files are closed after this even where a probe is still being detached.
+STOP_NS = 1_200_000_000
+
+#: Called each second with the time in ns and the ``open_call`` rows since the last call.
+Watcher = Callable[[int, Sequence[pa.RecordBatch]], None]
+
+
+class Recorder:
+    """Records until it is stopped, the duration is over or the target has ended.
+
+    Args:
+        probes: Sources, in the order in which they are started.
+        writer: Session to write; its manifest is filled in here.
+        tree: Processes that are recorded.
+        root_pids: The recording ends when all of these have ended.
+        duration_ns: Longest recording; None is without end.
+        anchors: Readings of the clocks.
+        watchers: Look at open calls each second.
+        on_status: Gets the status each second.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        writer: SessionWriter,
+        tree: TargetTree,
+        *,
+        root_pids: Sequence[int] = (),
+        duration_ns: int | None = None,
+        anchors: ClockAnchors | None = None,
+        watchers: Sequence[Watcher] = (),
+        on_status: Callable[[Status], None] | None = None,
+    ) -> None:
+        self._slots = [SourceSlot(probe) for probe in probes]
+        self._writer = writer
+        self._manifest = writer.manifest
+        self._tree = tree
+        self._roots = {pid: os.pidfd_open(pid) for pid in root_pids}
+        self._duration_ns = duration_ns
+        self._anchors = anchors or ClockAnchors()
+        self._watchers = watchers
+        self._on_status = on_status
+        self._meter = StatusMeter()
+        self._open_calls: list[pa.RecordBatch] = []
+        self._reason: str | None = None
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._start_ns = 0
+        self._stoppers: list[threading.Thread] = []
+        self._due = {"anchor": 0, "manifest": 0, "flush": 0, "second": 0}
+
+    def stop(self, reason: str) -> None:
+        """Ask the recording to end; may be called from a signal handler, and repeatedly."""
+        if self._reason is None:
+            self._reason = reason
+        try:
+            os.write(self._wake_write, b"x")
+        except (BlockingIOError, OSError):
+            return  # it is awake already, or has ended
+
+    def start(self) -> None:
+        """Begin: write down host and targets and start every probe."""
+        anchor, _ = self._anchors.read()
+        self._start_ns = anchor.monotonic_ns
+        self._manifest.start_ns = anchor.monotonic_ns
+        self._manifest.start_realtime_ns = anchor.realtime_ns
+        self._manifest.host.update(host_facts())
+        self._append([anchor_batch(anchor)])
+        for slot in self._slots:
+            slot.start()
+            if not slot.is_running:
+                self._notice("source_lost", slot.probe.name, slot.note)
+        self._due["anchor"] = anchor.monotonic_ns + ANCHOR_NS
+        self._update_manifest()
+        self._writer.write_manifest()
+
+    def run(self) -> str:
+        """Record until the end and return its reason; :meth:`start` comes before."""
+        poller = select.poll()
+        poller.register(self._wake_read, select.POLLIN)
+        for descriptor in self._roots.values():
+            poller.register(descriptor, select.POLLIN)
+        while self._reason is None:
+            now_ns = time.monotonic_ns()
+            if self._duration_ns is not None and now_ns - self._start_ns >= self._duration_ns:
+                self._reason = "duration"
+                break
+            self._step(now_ns)
+            timeout_ms = max(self._next_due() - time.monotonic_ns(), 0) / 1e6
+            for descriptor, _ in poller.poll(timeout_ms):
+                self._note_ended_root(poller, descriptor)
+        return self._reason
+
+    def finish(self) -> bool:
+        """Stop the probes and close the session; return whether all of it reached the disk.
+
+        The files are closed within two seconds: a probe that is still being detached then goes on
+        in the background (:meth:`wait_detached`), and what it had left is counted as missing.
+        """
+        deadline_ns = time.monotonic_ns() + STOP_NS
+        for slot in self._slots:
+            if slot.is_running:
+                self._drain(slot)
+        left: dict[str, list[Batch]] = {}
+        for slot in self._slots:
+            if slot.state in ("ok", "lost"):
+                self._stop_in_background(slot, left)
+        for thread in self._stoppers:
+            thread.join(max(deadline_ns - time.monotonic_ns(), 0) / 1e9)
+        for batches in list(left.values()):
+            self._append(batches)
+        now_ns = time.monotonic_ns()
+        self._follow_targets(now_ns)
+        self._read_clocks()
+        self._tell_losses(now_ns)
+        self._manifest.end_ns = now_ns
+        self._manifest.end_reason = self._reason
+        self._update_manifest()
+        for name in sorted({thread.name for thread in self._stoppers if thread.is_alive()}):
+            source = self._manifest.source(name)
+            if source is not None:
+                source.note = (
+                    source.note + " Its last rows are missing: detaching took long."
+                ).strip()
+        is_complete = self._writer.close()
+        for descriptor in (*self._roots.values(), self._wake_read, self._wake_write):
+            os.close(descriptor)
+        self._roots = {}
+        self._wake_write = -1
+        return is_complete
+
+    def wait_detached(self, timeout_s: float) -> bool:
+        """Wait until every probe is gone from the target; return whether they are."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._stoppers:
+            thread.join(max(deadline - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in self._stoppers)
+
+    def status(self) -> Status:
+        """Return what the recording looks like now."""
+        sources = [*(slot.source() for slot in self._slots), self._writer.source()]
+        return self._meter.snapshot(
+            time.monotonic_ns(), self._start_ns, sources, self._writer.problem
+        )
+
+    def _stop_in_background(self, slot: SourceSlot, left: dict[str, list[Batch]]) -> None:
+        def stop() -> None:
+            left[slot.probe.name] = slot.stop()
+
+        thread = threading.Thread(target=stop, name=slot.probe.name, daemon=True)
+        self._stoppers.append(thread)
+        thread.start()
+
+    def _step(self, now_ns: int) -> None:
+        """Do everything that is due."""
+        for slot in self._slots:
+            if slot.is_running and slot.due_ns <= now_ns:
+                self._drain(slot)
+        if self._is_due("flush", FLUSH_NS, now_ns):
+            self._writer.flush()
+        if self._is_due("anchor", ANCHOR_NS, now_ns):
+            self._read_clocks()
+        if self._is_due("second", SECOND_NS, now_ns):
+            self._follow_targets(now_ns)
+            self._tell_losses(now_ns)
+            open_calls, self._open_calls = self._open_calls, []
+            for watcher in self._watchers:
+                watcher(now_ns, open_calls)
+            if self._on_status is not None:
+                self._on_status(self.status())
+        if self._is_due("manifest", MANIFEST_NS, now_ns):
+            self._update_manifest()
+            self._writer.write_manifest()
+
+    def _drain(self, slot: SourceSlot) -> None:
+        self._append(slot.drain(time.monotonic_ns()))
+        if slot.state == "lost":
+            self._notice("source_lost", slot.probe.name, slot.note)
+
+    def _is_due(self, name: str, period_ns: int, now_ns: int) -> bool:
+        if self._due[name] > now_ns:
+            return False
+        self._due[name] = now_ns + period_ns
+        return True
+
+    def _next_due(self) -> int:
+        """When something is to be done next, CLOCK_MONOTONIC in ns."""
+        times = [slot.due_ns for slot in self._slots if slot.is_running]
+        times.extend(self._due.values())
+        if self._duration_ns is not None:
+            times.append(self._start_ns + self._duration_ns)
+        return min(times)
+
+    def _append(self, batches: Sequence[Batch]) -> None:
+        now_ns = time.monotonic_ns()
+        for batch in batches:
+            self._writer.append(batch)
+            self._meter.observe(batch, now_ns)
+            if batch.table.name == "open_call" and self._watchers:
+                self._open_calls.append(batch.rows)
+
+    def _read_clocks(self) -> None:
+        anchor, changes = self._anchors.read()
+        self._append([anchor_batch(anchor)])
+        if changes:
+            self._append([change_batch(changes)])
+
+    def _note_ended_root(self, poller: select.poll, descriptor: int) -> None:
+        if descriptor not in self._roots.values():
+            return
+        poller.unregister(descriptor)
+        os.close(descriptor)
+        self._roots = {pid: other for pid, other in self._roots.items() if other != descriptor}
+        if not self._roots:
+            self.stop("target_ended")
+
+    def _follow_targets(self, now_ns: int) -> None:
+        changes = self._tree.refresh(now_ns)
+        if changes:
+            self._append([change_event_batch(changes)])
+
+    def _tell_losses(self, now_ns: int) -> None:
+        for slot in self._slots:
+            batch = slot.loss_batch(now_ns)
+            if batch is not None:
+                self._append([batch])
+
+    def _notice(self, kind: str, name: str, detail: str) -> None:
+        row = {"time_ns": [time.monotonic_ns()], "kind": [kind], "name": [name]}
+        self._append([make_batch(EVENT, {**row, "detail": [detail]})])
+
+    def _update_manifest(self) -> None:
+        """Take over targets, sources and what sources say about the machine."""
+        self._manifest.targets = [Target(**asdict(target)) for target in self._tree.targets()]
+        sources = [slot.source() for slot in self._slots]
+        for source in sources:
+            functions = source.details.pop("functions", None)
+            if functions is not None:
+                self._manifest.functions = [ProbedFunction(**item) for item in functions]
+            gpus = source.details.pop("gpus", None)
+            if gpus is not None:
+                self._manifest.gpus = [Gpu(**item) for item in gpus]
+            if source.details.get("is_simulated"):
+                self._manifest.is_simulated = True
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        recorder = Source(
+            name="recorder",
+            state="ok",
+            cost_ns=time.process_time_ns(),
+            details={"max_rss_bytes": usage.ru_maxrss * 1024},
+        )
+        self._manifest.sources = [*sources, recorder, self._writer.source()]
+
+
+def change_event_batch(changes: Sequence[TargetChange]) -> Batch:
+    """Return one row of table ``event`` per change of the target's processes."""
+    return make_batch(
+        EVENT,
+        {
+            "time_ns": [change.time_ns for change in changes],
+            "kind": [change.kind for change in changes],
+            "pid": [change.pid for change in changes],
+            "parent_pid": [change.parent_pid for change in changes],
+            "name": [change.name or "" for change in changes],
+            "detail": [change.detail for change in changes],
+        },
+    )
+
+
+@contextmanager
+def stopped_by_signals(recorder: Recorder) -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP end the recording while the body runs.
+
+    A second signal changes nothing: the files are closed all the same.
+    """
+    names = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung_up"}
+
+    def handle(number: int, _: FrameType | None) -> None:
+        recorder.stop(names[signal.Signals(number)])
+
+    before = {number: signal.signal(number, handle) for number in names}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

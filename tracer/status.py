@@ -1,0 +1,183 @@
+"""What a running recording looks like right now: rates and percentiles over the last seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from analysis.manifest import Source
+from analysis.quantiles import quantile
+from probes.probe import Batch
+
+#: Rates and percentiles are over this much time.
+WINDOW_NS = 5_000_000_000
+#: A gauge older than this is not shown.
+STALE_NS = 15_000_000_000
+_LAUNCHES = pa.array(["launch", "graph_launch"])
+
+
+@dataclass(frozen=True)
+class Status:
+    """One look at a running recording; None is unknown.
+
+    Attributes:
+        elapsed_ns: Time since its start.
+        calls_per_s: CUDA calls per second.
+        n_launches: Launches in the window that the percentiles are of.
+        launch_p50_ns: Median length of a launch call, nearest rank.
+        launch_p99_ns: 99th percentile of it, nearest rank.
+        device_util_pct: Utilisation of each device, by index, in [0, 100].
+        tokens_per_s: Tokens generated per second, as the engine counts.
+        n_lost: Records and rows lost so far.
+        n_rows: Rows taken so far.
+        sources: State of each source.
+        problem: One sentence about what is wrong with the session; empty when nothing is.
+    """
+
+    elapsed_ns: int
+    calls_per_s: float | None
+    n_launches: int
+    launch_p50_ns: int | None
+    launch_p99_ns: int | None
+    device_util_pct: dict[int, float]
+    tokens_per_s: float | None
+    n_lost: int
+    n_rows: int
+    sources: Sequence[Source]
+    problem: str = ""
+
+
+class StatusMeter:
+    """Keeps what the status needs of the batches of the last seconds."""
+
+    def __init__(self, window_ns: int = WINDOW_NS) -> None:
+        self._window_ns = window_ns
+        self._calls: deque[tuple[int, int]] = deque()
+        self._launches: deque[tuple[int, NDArray[np.int64]]] = deque()
+        self._tokens: deque[tuple[int, float]] = deque()
+        self._util: dict[int, tuple[int, float]] = {}
+        self._has_calls = False
+        self.n_rows = 0
+
+    def observe(self, batch: Batch, now_ns: int) -> None:
+        """Take note of a batch that arrived at ``now_ns`` (CLOCK_MONOTONIC)."""
+        self.n_rows += batch.rows.num_rows
+        if batch.table.name == "cuda_call":
+            self._has_calls = True
+            self._calls.append((now_ns, batch.rows.num_rows))
+            is_launch = pc.is_in(batch.rows.column("kind"), value_set=_LAUNCHES)
+            durations = batch.rows.column("duration_ns").filter(is_launch)
+            self._launches.append((now_ns, durations.to_numpy(zero_copy_only=False)))
+        elif batch.table.name == "gpu_sample":
+            for device, util in zip(
+                batch.rows.column("device").to_pylist(),
+                batch.rows.column("util_pct").to_pylist(),
+                strict=True,
+            ):
+                if util is not None:
+                    self._util[device] = (now_ns, util)
+        elif batch.table.name == "engine_sample":
+            self._observe_engine(batch.rows)
+
+    def _observe_engine(self, rows: pa.RecordBatch) -> None:
+        """Keep the tokens generated so far, summed over the engine's series, per scrape."""
+        rows = rows.filter(pc.equal(rows.column("metric"), "generation_tokens"))
+        if rows.num_rows:
+            times = rows.column("time_ns").to_numpy()
+            values = rows.column("value").to_numpy(zero_copy_only=False)
+            for time_ns in np.unique(times):
+                total = float(np.nansum(values[times == time_ns]))
+                self._tokens.append((int(time_ns), total))
+
+    def snapshot(
+        self, now_ns: int, start_ns: int, sources: Sequence[Source], problem: str = ""
+    ) -> Status:
+        """Return the status at ``now_ns`` over the last window (less at the beginning)."""
+        oldest_ns = now_ns - self._window_ns
+        for kept in (self._calls, self._launches, self._tokens):
+            while kept and kept[0][0] < oldest_ns:
+                kept.popleft()
+        covered_s = max(min(self._window_ns, now_ns - start_ns), 1) / 1e9
+        n_calls = sum(count for _, count in self._calls)
+        durations = (
+            np.concatenate([part for _, part in self._launches])
+            if self._launches
+            else np.empty(0, dtype=np.int64)
+        )
+        median, high = quantile(durations, 0.5), quantile(durations, 0.99)
+        return Status(
+            elapsed_ns=now_ns - start_ns,
+            calls_per_s=n_calls / covered_s if self._has_calls else None,
+            n_launches=len(durations),
+            launch_p50_ns=None if median is None else int(median.value),
+            launch_p99_ns=None if high is None else int(high.value),
+            device_util_pct={
+                device: util
+                for device, (time_ns, util) in sorted(self._util.items())
+                if now_ns - time_ns < STALE_NS
+            },
+            tokens_per_s=self._token_rate(),
+            n_lost=sum(source.n_lost for source in sources),
+            n_rows=self.n_rows,
+            sources=sources,
+            problem=problem,
+        )
+
+    def _token_rate(self) -> float | None:
+        """Tokens per second between the first and last scrape kept; a restart counts from 0."""
+        if len(self._tokens) < 2:
+            return None
+        times = np.array([time_ns for time_ns, _ in self._tokens])
+        steps = np.diff(np.array([value for _, value in self._tokens]))
+        elapsed_s = (times[-1] - times[0]) / 1e9
+        return float(np.maximum(steps, 0).sum() / elapsed_s) if elapsed_s > 0 else None
+
+
+def status_line(status: Status) -> str:
+    """Return the status as one line of text, in human units."""
+    parts = [_clock(status.elapsed_ns)]
+    if status.calls_per_s is not None:
+        parts.append(f"{_count(status.calls_per_s)} calls/s")
+    if status.launch_p50_ns is not None and status.launch_p99_ns is not None:
+        parts.append(
+            f"launch p50 {_duration(status.launch_p50_ns)} p99 {_duration(status.launch_p99_ns)}"
+            f" (n={_count(status.n_launches)})"
+        )
+    if status.device_util_pct:
+        utils = " ".join(f"{util:.0f}%" for util in status.device_util_pct.values())
+        parts.append(f"GPU {utils}")
+    if status.tokens_per_s is not None:
+        parts.append(f"{_count(status.tokens_per_s)} tokens/s")
+    parts.append(f"lost {_count(status.n_lost)}")
+    missing = [item.name for item in status.sources if item.state in ("unavailable", "lost")]
+    if missing:
+        parts.append("without " + ", ".join(missing))
+    if status.problem:
+        parts.append(status.problem)
+    return " | ".join(parts)
+
+
+def _clock(elapsed_ns: int) -> str:
+    minutes, seconds = divmod(elapsed_ns // 1_000_000_000, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes:02d}:{seconds:02d}"
+
+
+def _count(value: float) -> str:
+    for limit, divisor, unit in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if value >= limit:
+            return f"{value / divisor:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def _duration(value_ns: int) -> str:
+    for limit, divisor, unit in ((1_000_000_000, 1e9, "s"), (1_000_000, 1e6, "ms")):
+        if value_ns >= limit:
+            return f"{value_ns / divisor:.2f} {unit}"
+    return f"{value_ns / 1e3:.1f} µs"
