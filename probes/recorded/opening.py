@@ -1,0 +1,59 @@
+"""Opens a recording of another tool, its format told from its content, never from its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from probes.recorded.ingero import IngeroRecording, is_ingero
+from probes.recorded.recording import Recording, RecordingError
+from probes.recorded.sqlite_file import MAGIC, SqliteFile
+
+#: Formats that can be imported, sorted.
+FORMATS = ("ingero",)
+
+
+def open_recording(path: Path | str, format: str | None = None) -> Recording:
+    """Return the recording in a file or folder.
+
+    Args:
+        path: A file, or a folder with one file per rank.
+        format: One of ``FORMATS`` to insist on; None to recognise it.
+
+    Raises:
+        RecordingError: it cannot be read, or is of none of the formats.
+    """
+    if format is not None and format not in FORMATS:
+        raise RecordingError(f"'{format}' is no format; choose one of {', '.join(FORMATS)}")
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise RecordingError(
+                f"{path} is no regular file; give the recording's own path"
+                if path.exists()
+                else f"{path} does not exist; check the path"
+            )
+        with path.open("rb") as file:
+            head = file.read(len(MAGIC))
+    except OSError as error:
+        raise RecordingError(
+            f"{path} cannot be read ({error.strerror}); check its rights"
+        ) from None
+    recording = _open_sqlite(path) if head == MAGIC else None
+    if recording is None:
+        raise RecordingError(
+            f"{path} is none of the known recordings ({', '.join(FORMATS)}); "
+            "export it again or name its format with --format"
+        )
+    if format is not None and recording.format != format:
+        raise RecordingError(
+            f"{path} is a recording of {recording.format}, not of {format}; leave out --format"
+        )
+    return recording
+
+
+def _open_sqlite(path: Path) -> Recording | None:
+    file = SqliteFile(path)
+    if is_ingero(file):
+        return IngeroRecording(file)
+    file.close()
+    return None
