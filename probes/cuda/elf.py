@@ -28,7 +28,8 @@ ET_EXEC, ET_DYN = 2, 3
 EM_X86_64, EM_AARCH64 = 62, 183
 
 _PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
-_SHT_SYMTAB, _SHT_NOTE, _SHT_DYNSYM, _SHT_VERSYM, _SHT_VERDEF = 2, 7, 11, 0x6FFFFFFF, 0x6FFFFFFD
+_SHT_SYMTAB, _SHT_NOTE, _SHT_NOBITS, _SHT_DYNSYM = 2, 7, 8, 11
+_SHT_VERSYM, _SHT_VERDEF = 0x6FFFFFFF, 0x6FFFFFFD
 _DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SONAME = 1, 4, 5, 6, 10, 14
 _DT_GNU_HASH = 0x6FFFFEF5
 
@@ -121,7 +122,7 @@ class ElfFile:
         self.type: int = fields[1]
         self.machine: int = fields[2]
         segments_at, sections_at = fields[5], fields[6]
-        segment_size, n_segments, section_size, n_sections = fields[9:13]
+        segment_size, n_segments, section_size, n_sections, self._names_section = fields[9:14]
         if n_segments and segment_size != _SEGMENT.itemsize:
             raise ElfError(f"{self.name} is damaged (program headers of {segment_size} bytes)")
         self._segments = self._read_array(segments_at, n_segments, _SEGMENT, "program headers")
@@ -230,6 +231,16 @@ class ElfFile:
     def has_symtab(self) -> bool:
         """Whether it has a full symbol table, i.e. was not stripped."""
         return bool((self._sections["type"] == _SHT_SYMTAB).any())
+
+    def section(self, name: str, limit: int = MAX_SECTION_BYTES) -> bytes:
+        """Return the first ``limit`` bytes of the section of that name; empty without one."""
+        if self._names_section >= len(self._sections):
+            return b""
+        names = self._section_bytes(self._sections[self._names_section], "section names")
+        for section in self._sections:
+            if name_at(names, int(section["name"])) == name and section["type"] != _SHT_NOBITS:
+                return self.read(int(section["offset"]), min(int(section["size"]), limit))
+        return b""
 
     @cached_property
     def _dynsym(self) -> SymbolTable:
