@@ -1,0 +1,150 @@
+"""The probe of the host and of the targets' cgroups: CPU, load, pressure, memory, quota."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.schema import HOST_SAMPLE, Table
+from probes.host import proc
+from probes.host.cgroup import find_mounts, sample_cgroups
+from probes.host.pacing import Pacer
+from probes.host.pressure import read_pressure
+from probes.host.process import SECOND_NS, PidSource
+from probes.probe import Batch, SourceReport, make_batch
+
+_NS_PER_TICK = SECOND_NS // proc.TICKS_PER_SECOND
+#: How often the mounts of cgroups are looked up again.
+_MOUNTS_NS = 60 * SECOND_NS
+
+
+class HostProbe:
+    """Samples the host, and each cgroup of the targets that limits them.
+
+    Args:
+        targets: Tells the processes.
+        root: Where /proc is.
+        filesystem: What goes before the mount points of cgroups.
+        interval_ns: Time between two samples.
+        clock: CLOCK_MONOTONIC in ns.
+    """
+
+    def __init__(
+        self,
+        targets: PidSource,
+        root: Path = proc.PROC,
+        filesystem: str = "",
+        interval_ns: int = SECOND_NS,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.name = "host"
+        self.tables: Sequence[Table] = (HOST_SAMPLE,)
+        self.period_ns = interval_ns
+        self._targets = targets
+        self._root = root
+        self._filesystem = filesystem
+        self._clock = clock
+        self._pacer = Pacer(interval_ns)
+        self._n_rows = 0
+        self._cost_ns = 0
+        self._mounts = find_mounts(root, filesystem)
+        self._mounts_due_ns = 0
+
+    def start(self) -> None:
+        """Begin observing; the first drain samples."""
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Return a row for the host and each cgroup when a sample is due."""
+        return self._sample() if self._pacer.is_due(now_ns) else []
+
+    def stop(self) -> Iterable[Batch]:
+        """Return a last sample."""
+        return self._sample()
+
+    def report(self) -> SourceReport:
+        """Return what was sampled, at what CPU time."""
+        return SourceReport(self.name, self._n_rows, 0, self._cost_ns)
+
+    def _sample(self) -> list[Batch]:
+        begin = time.thread_time_ns()
+        time_ns = self._clock()
+        if time_ns >= self._mounts_due_ns:
+            self._mounts = find_mounts(self._root, self._filesystem)
+            self._mounts_due_ns = time_ns + _MOUNTS_NS
+        rows: list[dict[str, Any]] = [{"scope": "host", **read_host(self._root)}]
+        groups = sample_cgroups(self._targets.pids(), self._mounts, self._root)
+        rows.extend({"scope": path, **columns} for path, columns in groups.items())
+        columns = {name: [row.get(name) for row in rows] for name in HOST_SAMPLE.column_names}
+        columns["time_ns"] = [time_ns] * len(rows)
+        batch = make_batch(HOST_SAMPLE, columns)
+        self._n_rows += len(rows)
+        self._cost_ns += time.thread_time_ns() - begin
+        return [batch]
+
+
+def read_host(root: Path = proc.PROC) -> dict[str, int | float]:
+    """Return the columns of ``host_sample`` of the whole host; what is not known is absent."""
+    columns: dict[str, int | float] = {}
+    columns.update(_cpu(proc.read_bytes(f"{root}/stat") or b""))
+    words = (proc.read_bytes(f"{root}/loadavg") or b"").split()
+    try:
+        columns["load1"] = float(words[0])
+    except (ValueError, IndexError):
+        columns.pop("load1", None)
+    columns.update(read_pressure(f"{root}/pressure"))
+    memory = _numbers(proc.read_bytes(f"{root}/meminfo") or b"")
+    for name, column in (
+        ("MemAvailable", "memory_available_bytes"),
+        ("MemTotal", "memory_total_bytes"),
+    ):
+        if name in memory:
+            columns[column] = memory[name] * 1024
+    if "SwapTotal" in memory and "SwapFree" in memory:
+        columns["swap_used_bytes"] = (memory["SwapTotal"] - memory["SwapFree"]) * 1024
+    virtual = _numbers(proc.read_bytes(f"{root}/vmstat") or b"")
+    for name, column in (
+        ("pswpin", "n_swap_in_pages"),
+        ("pswpout", "n_swap_out_pages"),
+        ("pgmajfault", "n_major_faults"),
+    ):
+        if name in virtual:
+            columns[column] = virtual[name]
+    return columns
+
+
+def _cpu(data: bytes) -> dict[str, int]:
+    """CPU times of /proc/stat. Guest time is part of user time; stolen time was not used here."""
+    columns: dict[str, int] = {}
+    n_cpus = 0
+    for line in data.splitlines():
+        words = line.split()
+        if not words:
+            continue
+        if words[0] == b"cpu" and len(words) >= 9:
+            ticks = [int(word) for word in words[1:9] if word.isdigit()]
+            if len(ticks) == 8:
+                user, nice, system, idle, iowait, irq, softirq, steal = ticks
+                busy = user + nice + system + irq + softirq
+                columns["cpu_busy_ns"] = busy * _NS_PER_TICK
+                columns["cpu_idle_ns"] = idle * _NS_PER_TICK
+                columns["cpu_iowait_ns"] = iowait * _NS_PER_TICK
+                columns["cpu_steal_ns"] = steal * _NS_PER_TICK
+        elif words[0].startswith(b"cpu") and words[0] != b"cpu":
+            n_cpus += 1
+        elif words[0] == b"procs_running" and len(words) > 1 and words[1].isdigit():
+            columns["n_runnable"] = int(words[1])
+    if n_cpus:
+        columns["n_cpus"] = n_cpus
+    return columns
+
+
+def _numbers(data: bytes) -> dict[str, int]:
+    """Numbers of lines like ``key: 12 kB`` or ``key 12``."""
+    numbers: dict[str, int] = {}
+    for line in data.decode("ascii", "replace").splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[1].isdecimal():
+            numbers[words[0].rstrip(":")] = int(words[1])
+    return numbers

@@ -1,0 +1,45 @@
+"""Pressure stall information (PSI): how long tasks waited for CPU, memory or I/O."""
+
+from __future__ import annotations
+
+from probes.host.proc import read_bytes
+
+#: Column of ``host_sample`` by file and line.
+_COLUMNS = {
+    ("cpu", "some"): "cpu_some_ns",
+    ("memory", "some"): "memory_some_ns",
+    ("memory", "full"): "memory_full_ns",
+    ("io", "some"): "io_some_ns",
+    ("io", "full"): "io_full_ns",
+}
+
+
+def parse_pressure(text: str) -> dict[str, int]:
+    """Return the cumulative stall in ns by kind (``some``, ``full``) of one pressure file."""
+    totals: dict[str, int] = {}
+    for line in text.splitlines():
+        words = line.split()
+        for word in words[1:]:
+            key, _, value = word.partition("=")
+            if key == "total" and value.isdecimal():
+                totals[words[0]] = int(value) * 1000
+    return totals
+
+
+def read_pressure(folder: str, suffix: str = "") -> dict[str, int]:
+    """Return the columns of ``host_sample`` that the pressure files of a folder fill, in ns.
+
+    Args:
+        folder: ``/proc/pressure``, or the folder of a cgroup (version 2).
+        suffix: What follows the resource's name: empty, or ``.pressure`` in a cgroup.
+    """
+    columns: dict[str, int] = {}
+    for resource in ("cpu", "memory", "io"):
+        data = read_bytes(f"{folder}/{resource}{suffix}")
+        if data is None:
+            continue
+        for kind, total in parse_pressure(data.decode("ascii", "replace")).items():
+            column = _COLUMNS.get((resource, kind))
+            if column is not None:
+                columns[column] = total
+    return columns

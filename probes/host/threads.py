@@ -1,0 +1,233 @@
+"""The probe of the targets' threads: running, waiting and sleeping time of each, second by second.
+
+Times come from ``/proc/PID/task/TID/schedstat``. ``status`` (name, state, context switches) is
+read only for threads that ran since the last look: one that did not run cannot have switched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.schema import THREAD_SECOND, Table
+from probes.host import proc
+from probes.host.pacing import Pacer
+from probes.host.process import SECOND_NS, PidSource
+from probes.probe import Batch, ProbeError, SourceReport, make_batch
+
+_STATUS = re.compile(
+    rb"^Name:\t(.*)\n(?:.*\n)*?State:\t(.).*\n(?:.*\n)*?voluntary_ctxt_switches:\t(\d+)\n"
+    rb"nonvoluntary_ctxt_switches:\t(\d+)",
+    re.MULTILINE,
+)
+_MIGRATIONS = re.compile(rb"^se\.nr_migrations\s*:\s*(\d+)", re.MULTILINE)
+#: States that may change without the thread running: they are looked up again.
+_UNSETTLED = ("R", "D", None)
+
+
+@dataclass
+class _Thread:
+    """Last counters of one thread; ``time_ns`` is when they were read."""
+
+    time_ns: int
+    running_ns: int
+    waiting_ns: int
+    name: str | None = None
+    state: str | None = None
+    n_voluntary: int | None = None
+    n_involuntary: int | None = None
+    n_migrations: int | None = None
+
+
+class ThreadProbe:
+    """Samples every thread of the target processes.
+
+    Args:
+        targets: Tells the processes.
+        root: Where /proc is.
+        interval_ns: Length of an interval.
+        is_launcher: Tells whether a thread (pid, tid) makes CUDA calls; None where not known.
+        clock: CLOCK_MONOTONIC in ns.
+    """
+
+    def __init__(
+        self,
+        targets: PidSource,
+        root: Path = proc.PROC,
+        interval_ns: int = SECOND_NS,
+        is_launcher: Callable[[int, int], bool | None] | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.name = "thread"
+        self.tables: Sequence[Table] = (THREAD_SECOND,)
+        self.period_ns = interval_ns
+        self._targets = targets
+        self._root = root
+        self._is_launcher = is_launcher
+        self._clock = clock
+        self._pacer = Pacer(interval_ns)
+        self._threads: dict[tuple[int, int], _Thread] = {}
+        self._looked_ns: int | None = None
+        self._n_rows = 0
+        self._cost_ns = 0
+
+    def start(self) -> None:
+        """Take the counters that the first interval begins with.
+
+        Raises:
+            ProbeError: the kernel keeps no scheduling times.
+        """
+        if _schedstat(f"{self._root}/self") is None:
+            raise ProbeError(
+                "the kernel has no /proc/PID/schedstat, so the running time of threads is not "
+                "known; use a kernel built with CONFIG_SCHED_INFO"
+            )
+        self._sample()
+        self._pacer.begin(self._clock())
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Return a row for each thread when an interval is over."""
+        return self._sample() if self._pacer.is_due(now_ns) else []
+
+    def stop(self) -> Iterable[Batch]:
+        """Return the last, shorter interval."""
+        return self._sample()
+
+    def report(self) -> SourceReport:
+        """Return what was sampled, at what CPU time."""
+        return SourceReport(self.name, self._n_rows, 0, self._cost_ns)
+
+    def _sample(self) -> list[Batch]:
+        begin = time.thread_time_ns()
+        rows: list[dict[str, Any]] = []
+        threads: dict[tuple[int, int], _Thread] = {}
+        looked_ns = self._clock()
+        for pid in sorted(self._targets.pids()):
+            for tid in proc.list_tids(pid, self._root):
+                self._read(pid, tid, threads, rows)
+        self._threads = threads
+        self._looked_ns = looked_ns
+        batches = []
+        if rows:
+            names = THREAD_SECOND.column_names
+            columns = {name: [row.get(name) for row in rows] for name in names}
+            batches.append(make_batch(THREAD_SECOND, columns))
+        self._n_rows += len(rows)
+        self._cost_ns += time.thread_time_ns() - begin
+        return batches
+
+    def _read(
+        self,
+        pid: int,
+        tid: int,
+        threads: dict[tuple[int, int], _Thread],
+        rows: list[dict[str, Any]],
+    ) -> None:
+        """Read one thread, and add its row when the interval's begin is known."""
+        folder = f"{self._root}/{pid}/task/{tid}"
+        times = _schedstat(folder)
+        time_ns = self._clock()
+        if times is None:
+            return
+        running_ns, waiting_ns = times
+        old = self._threads.get((pid, tid))
+        if old is not None and running_ns < old.running_ns:
+            old = None
+        now = _Thread(time_ns, running_ns, waiting_ns)
+        threads[pid, tid] = now
+        is_launcher = self._is_launcher(pid, tid) if self._is_launcher else None
+        if old is None:
+            self._identify(folder, now, bool(is_launcher))
+            old = self._born(pid, tid, now)
+            if old is None:
+                return
+        elif running_ns == old.running_ns and old.state not in _UNSETTLED:
+            now.name, now.state, now.n_migrations = old.name, old.state, old.n_migrations
+            now.n_voluntary, now.n_involuntary = old.n_voluntary, old.n_involuntary
+        else:
+            self._identify(folder, now, bool(is_launcher))
+        duration = now.time_ns - old.time_ns
+        if duration <= 0:
+            return
+        running = min(running_ns - old.running_ns, duration)
+        waiting = min(max(waiting_ns - old.waiting_ns, 0), duration - running)
+        rows.append(
+            {
+                "start_ns": old.time_ns,
+                "duration_ns": duration,
+                "pid": pid,
+                "tid": tid,
+                "name": now.name,
+                "running_ns": running,
+                "waiting_ns": waiting,
+                "sleeping_ns": duration - running - waiting,
+                "n_voluntary_switches": _change(now.n_voluntary, old.n_voluntary),
+                "n_involuntary_switches": _change(now.n_involuntary, old.n_involuntary),
+                "n_migrations": _change(now.n_migrations, old.n_migrations),
+                "state": now.state,
+                "is_launcher": is_launcher,
+            }
+        )
+
+    def _born(self, pid: int, tid: int, now: _Thread) -> _Thread | None:
+        """Zeroed counters at the birth of a thread that began since the last look, else None."""
+        if self._looked_ns is None:
+            return None
+        stat = proc.read_stat(pid, self._root, tid)
+        if stat is None:
+            return None
+        start_ns = proc.start_time_ns(stat.start_ticks, proc.boottime_offset_ns())
+        tick_ns = SECOND_NS // proc.TICKS_PER_SECOND
+        if start_ns + tick_ns < self._looked_ns or start_ns >= now.time_ns:
+            return None
+        return _Thread(
+            time_ns=max(start_ns, self._looked_ns),
+            running_ns=0,
+            waiting_ns=0,
+            n_voluntary=0,
+            n_involuntary=0,
+            n_migrations=0 if now.n_migrations is not None else None,
+        )
+
+    def _identify(self, folder: str, thread: _Thread, is_launcher: bool) -> None:
+        """Fill in name, state and switches, and the migrations of a thread that launches."""
+        match = _STATUS.search(_read_once(f"{folder}/status", 8192) or b"")
+        if match is not None:
+            thread.name = match[1].decode("utf-8", "replace")
+            thread.state = match[2].decode("ascii", "replace")
+            thread.n_voluntary, thread.n_involuntary = int(match[3]), int(match[4])
+        if is_launcher:
+            migrations = _MIGRATIONS.search(_read_once(f"{folder}/sched", 8192) or b"")
+            thread.n_migrations = int(migrations[1]) if migrations else None
+
+
+def _change(now: int | None, old: int | None) -> int | None:
+    return None if now is None or old is None or now < old else now - old
+
+
+def _read_once(path: str, size: int) -> bytes | None:
+    """Bytes of a small file of /proc in one read; None when it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(descriptor, size)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _schedstat(folder: str) -> tuple[int, int] | None:
+    """Running and waiting time in ns since the thread's start; None when it is gone."""
+    words = (_read_once(f"{folder}/schedstat", 128) or b"").split()
+    try:
+        return int(words[0]), int(words[1])
+    except (ValueError, IndexError):
+        return None

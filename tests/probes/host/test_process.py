@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from analysis.schema import PROCESS_SAMPLE
+from probes.host.process import ProcessProbe, count_list
+
+
+class Targets:
+    def __init__(self, *pids: int) -> None:
+        self.now = set(pids)
+
+    def pids(self) -> set[int]:
+        return self.now
+
+
+def rows_of(probe: ProcessProbe, now_ns: int) -> list[dict[str, object]]:
+    return [row for batch in probe.drain(now_ns) for row in batch.rows.to_pylist()]
+
+
+def test_this_process() -> None:
+    probe = ProcessProbe(Targets(os.getpid()))
+    probe.start()
+    block = bytearray(50_000_000)
+    sum(range(2_000_000))
+    before = time.monotonic_ns()
+    [batch] = probe.drain(before)
+    assert isinstance(batch.rows, pa.RecordBatch)
+    assert batch.rows.schema.equals(PROCESS_SAMPLE.arrow_schema())
+    [row] = batch.rows.to_pylist()
+    assert before <= row["time_ns"] <= time.monotonic_ns()
+    assert row["pid"] == os.getpid()
+    assert row["rss_bytes"] >= row["rss_anon_bytes"] > len(block)
+    assert row["cpu_user_ns"] > 0
+    assert row["n_fds"] >= 3
+    assert row["n_cpus_allowed"] == len(os.sched_getaffinity(0))
+    assert probe.report().n_rows == 1
+
+
+def test_affinity_and_writes_of_a_child(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        f"f = open({str(tmp_path / 'f')!r}, 'wb'); f.write(b'x' * 1000000); f.flush()\n"
+        "os.fsync(f.fileno()); print('ready', flush=True); time.sleep(30)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        [row] = rows_of(ProcessProbe(Targets(child.pid)), 0)
+        assert row["n_cpus_allowed"] == 1
+        assert row["cpus_allowed"] == str(min(os.sched_getaffinity(0)))
+        assert row["write_bytes"] is None or int(str(row["write_bytes"])) >= 1_000_000
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_processes_that_vanish_are_skipped() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    time.sleep(0.3)  # a zombie now
+    targets = Targets(child.pid, 2**22 - 1, os.getpid())
+    probe = ProcessProbe(targets, interval_ns=10)
+    assert [row["pid"] for row in rows_of(probe, 100)] == [os.getpid()]
+    child.wait()
+    targets.now = set()
+    assert rows_of(probe, 200) == []
+
+
+def test_sampled_once_per_interval() -> None:
+    probe = ProcessProbe(Targets(os.getpid()), interval_ns=100)
+    assert [len(rows_of(probe, now)) for now in (1000, 1050, 1100, 1199, 1200)] == [1, 0, 1, 0, 1]
+
+
+def test_missing_files_are_null(tmp_path: Path) -> None:
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "status").write_text("Name:\tx\nThreads:\t1\n")
+    numbers = " ".join(str(n) for n in range(4, 60))
+    (folder / "stat").write_text(f"7 (a (b) c) S 1 {numbers}\n")
+    [row] = rows_of(ProcessProbe(Targets(7), root=tmp_path), 0)
+    assert row["name"] == "a (b) c"
+    for name in ("rss_bytes", "swap_bytes", "n_fds", "read_bytes", "cpus_allowed", "container"):
+        assert row[name] is None, name
+
+
+@pytest.mark.parametrize(
+    ("text", "n"), [("0", 1), ("0-3,8", 5), ("0-63,128-191", 128), ("", None), ("a-b", None)]
+)
+def test_count_list(text: str, n: int | None) -> None:
+    assert count_list(text) == n
