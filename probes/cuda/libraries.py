@@ -122,11 +122,12 @@ def read_library(elf: ElfFile, symbols: Mapping[str, Function] = by_symbol) -> L
     Raises:
         ElfError: the file is damaged.
     """
-    found = {symbol.name: symbol for symbol in elf.functions(symbols)}
+    names = frozenset(symbols)
+    found = {symbol.name: symbol for symbol in elf.functions(names)}
     exported = set(found)
     if elf.has_symtab:
-        for symbol in elf.functions([name for name in symbols if name not in found], "symtab"):
-            found[symbol.name] = symbol
+        for symbol in elf.functions(names, "symtab"):
+            found.setdefault(symbol.name, symbol)
     functions: dict[str, int] = {}
     costs: dict[str, str] = {}
     aliases: dict[str, str] = {}
@@ -143,7 +144,7 @@ def read_library(elf: ElfFile, symbols: Mapping[str, Function] = by_symbol) -> L
         functions[name], costs[name] = _attach_place(elf, offset)
     soname = elf.soname
     has_runtime = any(symbols[name].layer == "runtime" for name in functions)
-    imports = elf.imports([*symbols, *JUMPS])
+    imports = elf.imports(names | JUMPS.keys())
     unknown = sorted(
         name
         for name in {*elf.imports_containing(b"cudaLaunch"), *elf.imports_containing(b"cuLaunch")}
@@ -189,6 +190,7 @@ def _version_of(name: str | None) -> str | None:
 class _Seen:
     """What was found for one process at the last scan, by its first mapping of each file."""
 
+    lines: list[bytes]
     mappings: dict[tuple[int, int], proc.Mapping]
     start_ticks: int
     libraries: list[Library]
@@ -215,18 +217,19 @@ class LibraryScanner:
         read is in the list with its problem.
         """
         state = proc.read_stat(pid, self._root)
-        mappings = proc.read_maps(pid, self._root, executable_only=True)
-        if state is None or not mappings:
+        data = proc.read_bytes(f"{self._root}/{pid}/maps", proc.MAX_MAPS_BYTES)
+        if state is None or not data:
             self._seen.pop(pid, None)
             return []
-        first: dict[tuple[int, int], proc.Mapping] = {}
-        for mapping in mappings:
-            first.setdefault((mapping.device, mapping.inode), mapping)
+        lines = proc.executable_lines(data)
         seen = self._seen.get(pid)
         if seen is None or seen.start_ticks != state.start_ticks:
-            seen = _Seen({}, state.start_ticks, [])
-        if seen.mappings == first:
+            seen = _Seen([], {}, state.start_ticks, [])
+        if seen.lines == lines:
             return seen.libraries
+        first: dict[tuple[int, int], proc.Mapping] = {}
+        for mapping in proc.parse_maps(b"\n".join(lines), executable_only=True):
+            first.setdefault((mapping.device, mapping.inode), mapping)
         known = {library.device_inode: library for library in seen.libraries}
         libraries = []
         for key, mapping in first.items():
@@ -236,7 +239,7 @@ class LibraryScanner:
                 library = self._look_at(pid, mapping)
             if library is not None:
                 libraries.append(library)
-        self._seen[pid] = _Seen(first, state.start_ticks, libraries)
+        self._seen[pid] = _Seen(lines, first, state.start_ticks, libraries)
         return libraries
 
     def forget(self, pid: int) -> None:

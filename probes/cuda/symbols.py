@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -119,12 +120,11 @@ class SymbolTable:
         offsets[offsets >= len(self.strings)] = len(self.strings)
         heads = np.lib.stride_tricks.sliding_window_view(padded, 8)[offsets]
         keys = np.ascontiguousarray(heads).view("<u8")[:, 0]
-        wanted = set(names)
-        long = {int.from_bytes(name.encode()[:8], "little") for name in wanted if len(name) >= 8}
-        is_candidate = np.isin(keys, np.array(sorted(long), "<u8"))
-        for short in (name.encode() for name in wanted if len(name) < 8):
-            mask = np.uint64((1 << (8 * (len(short) + 1))) - 1)
-            is_candidate |= (keys & mask) == np.uint64(int.from_bytes(short, "little"))
+        wanted = frozenset(names)
+        long, short = _heads(wanted)
+        is_candidate = np.isin(keys, long)
+        for head, mask in short:
+            is_candidate |= (keys & mask) == head
         found = []
         for place in np.flatnonzero(is_candidate).tolist():
             name = name_at(self.strings, int(offsets[place]))
@@ -141,6 +141,19 @@ def name_at(strings: bytes, offset: int) -> str:
     """Return the name at an offset of a string table; "" outside it or without an end."""
     end = strings.find(b"\0", offset, offset + MAX_NAME_BYTES)
     return strings[offset:end].decode("utf-8", "replace") if 0 <= offset < end else ""
+
+
+@lru_cache(maxsize=16)
+def _heads(names: frozenset[str]) -> tuple[_Array, list[tuple[np.uint64, np.uint64]]]:
+    """First eight bytes of the names as numbers; of shorter ones with the mask of their bytes."""
+    encoded = [name.encode() for name in names]
+    long = {int.from_bytes(name[:8], "little") for name in encoded if len(name) >= 8}
+    short = [
+        (np.uint64(int.from_bytes(name, "little")), np.uint64((1 << (8 * (len(name) + 1))) - 1))
+        for name in encoded
+        if len(name) < 8
+    ]
+    return np.array(sorted(long), "<u8"), short
 
 
 def _find_all(data: bytes, text: bytes) -> npt.NDArray[np.int64]:

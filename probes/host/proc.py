@@ -227,7 +227,10 @@ def read_maps(pid: int, root: Path = PROC, executable_only: bool = False) -> lis
 
 def parse_maps(data: bytes, executable_only: bool = False) -> list[Mapping]:
     """Return the mappings of the text of a ``maps`` file; lines that are not one are skipped."""
-    pattern = _EXECUTABLE_LINE if executable_only else _MAPS_LINE
+    pattern = _MAPS_LINE
+    if executable_only:
+        pattern = _EXECUTABLE_LINE
+        data = b"\n".join(executable_lines(data))
     return [
         Mapping(
             start=int(match[1], 16),
@@ -240,6 +243,11 @@ def parse_maps(data: bytes, executable_only: bool = False) -> list[Mapping]:
         )
         for match in pattern.finditer(data)
     ]
+
+
+def executable_lines(data: bytes) -> list[bytes]:
+    """Return the lines of a ``maps`` file that may be executable mappings, unparsed."""
+    return [line for line in data.split(b"\n") if b"xp " in line or b"xs " in line]
 
 
 def _unescape(path: bytes) -> str:
