@@ -1,0 +1,199 @@
+"""What a device was doing, told from the host alone: idle, busy or undetermined.
+
+Without device times an instant is *idle* from the return of a sync that covers all outstanding
+work of a process to its next submission, *busy* inside a sync that waits for work, and
+*undetermined* otherwise: work is outstanding, and may or may not have ended. A thread that sleeps
+in its sync is woken when the work has ended, so the wait from there to its return is idle time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis import intervals
+from analysis.calls import Calls
+from analysis.threads import Absences
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: A sync that takes longer waits for work. Syncs that wait for nothing take 2 to 20 us in the
+#: recordings of real GPUs, and a probed call costs about 2 us more.
+WAIT_NS = 50_000
+#: With more streams than this only device-wide syncs are taken to cover all work.
+MAX_STREAMS = 64
+
+#: Functions that wait for every stream of the process's context.
+_WIDE = ("DeviceSynchronize", "CtxSynchronize", "ThreadSynchronize")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Each sync of one process, and the submissions since the sync before it.
+
+    Attributes:
+        first_launch: Entry of the first submission since the previous sync, ns; the sync's own
+            entry where there was none.
+        sync_start: Entry of the sync, ns.
+        sync_end: Its return, ns.
+        work_end: When the work was done as far as the host can tell, ns: the thread's wake, or
+            the sync's return.
+        next_launch: Entry of the next submission after the sync's entry, ns; the end of the range
+            where there is none.
+        n_launches: Plain launches since the previous sync.
+        n_graphs: Graph launches since the previous sync.
+        is_waiting: The sync waited for work.
+        is_covering: At its return no work of the process was outstanding.
+        thread: Index of the thread that synchronised.
+    """
+
+    first_launch: Ints
+    sync_start: Ints
+    sync_end: Ints
+    work_end: Ints
+    next_launch: Ints
+    n_launches: Ints
+    n_graphs: Ints
+    is_waiting: Bools
+    is_covering: Bools
+    thread: Ints
+
+    def __len__(self) -> int:
+        return len(self.sync_start)
+
+    @property
+    def duration(self) -> Ints:
+        """From the first submission to the return of the sync, ns."""
+        result: Ints = self.sync_end - self.first_launch
+        return result
+
+    @property
+    def busy(self) -> Ints:
+        """Intervals in which the device had work that a sync waited for, one row per step."""
+        begin = np.where(self.is_waiting, self.sync_start, self.work_end)
+        return intervals.make(begin, self.work_end)
+
+    @property
+    def idle(self) -> Ints:
+        """Intervals in which the device had no work of this process, one row per step."""
+        begin = np.where(self.is_waiting, self.work_end, self.sync_end)
+        end = np.where(self.is_covering, np.maximum(self.next_launch, begin), begin)
+        return intervals.make(begin, end)
+
+    @property
+    def outstanding(self) -> Ints:
+        """Intervals from a first submission to the end of its work, one row per step."""
+        return intervals.make(self.first_launch, np.maximum(self.work_end, self.first_launch))
+
+
+def process_steps(
+    calls: Calls, rows: npt.NDArray[np.intp], absences: Absences | None, end_ns: int
+) -> Steps:
+    """Return the steps of one process on one device.
+
+    Args:
+        calls: Outermost calls of the session.
+        rows: Positions of the calls of the process on the device, in order.
+        absences: Off-CPU intervals, None where not recorded.
+        end_ns: End of the range.
+    """
+    is_blocking_copy = calls.is_blocking_copy[rows]
+    is_sync = calls.is_sync[rows]
+    is_work = calls.is_submission[rows] & ~is_blocking_copy
+    sync_rows, work_rows = rows[is_sync], rows[is_work]
+    sync_start, sync_end = calls.start[sync_rows], calls.end[sync_rows]
+    work_start = calls.start[work_rows]
+    before = np.searchsorted(work_start, sync_start, side="right")
+    previous = np.concatenate((np.zeros(1, dtype=np.int64), before[:-1]))[: len(before)]
+    has_work = before > previous
+    padded = np.append(work_start, np.int64(end_ns))
+    first_launch = np.where(has_work, padded[previous], sync_start)
+    # A blocking copy is work itself and comes to the device at its entry.
+    submissions = np.sort(np.concatenate((work_start, calls.start[rows[is_blocking_copy]])))
+    after = np.searchsorted(submissions, sync_start, side="right")
+    next_launch = np.append(submissions, np.int64(end_ns))[after]
+    plain = np.concatenate(([0], np.cumsum(calls.is_kind("launch")[work_rows])))
+    graphs = np.concatenate(([0], np.cumsum(calls.is_kind("graph_launch")[work_rows])))
+    work_end = _work_ends(calls, sync_rows, absences)
+    waited = work_end - sync_start
+    return Steps(
+        first_launch=first_launch,
+        sync_start=sync_start,
+        sync_end=sync_end,
+        work_end=work_end,
+        next_launch=next_launch,
+        n_launches=(plain[before] - plain[previous]).astype(np.int64),
+        n_graphs=(graphs[before] - graphs[previous]).astype(np.int64),
+        is_waiting=waited > WAIT_NS,
+        is_covering=_covering(calls, rows, sync_rows, work_rows) & (next_launch >= sync_end),
+        thread=calls.thread[sync_rows].astype(np.int64),
+    )
+
+
+def _work_ends(calls: Calls, sync_rows: npt.NDArray[np.intp], absences: Absences | None) -> Ints:
+    """When each sync's work ended: where its thread slept until shortly before the return, the
+    moment it was woken.
+    """
+    ends = calls.end[sync_rows].copy()
+    if absences is None or len(absences) == 0:
+        return ends
+    for thread in np.unique(calls.thread[sync_rows]):
+        tid = calls.threads[thread][1]
+        own = absences.pick((absences.tid == tid) & absences.has_state)
+        if len(own) == 0:
+            continue
+        mine = np.flatnonzero(calls.thread[sync_rows] == thread)
+        last = np.searchsorted(own.end, ends[mine], side="right") - 1
+        at = np.maximum(last, 0)
+        is_asleep = own.ready[at] > own.start[at]
+        is_inside = (last >= 0) & is_asleep & (own.start[at] >= calls.start[sync_rows[mine]])
+        ends[mine] = np.where(is_inside, own.ready[at], ends[mine])
+    return ends
+
+
+def _covering(
+    calls: Calls,
+    rows: npt.NDArray[np.intp],
+    sync_rows: npt.NDArray[np.intp],
+    work_rows: npt.NDArray[np.intp],
+) -> Bools:
+    """Which syncs leave no work of the process outstanding that was submitted before them."""
+    n = len(sync_rows)
+    names = calls.functions
+    is_wide_name = np.array([any(word in name for word in _WIDE) for name in names] or [False])
+    is_event_name = np.array(["EventSynchronize" in name for name in names] or [False])
+    function = calls.function[sync_rows]
+    is_wide, is_event = is_wide_name[function], is_event_name[function]
+    streams = np.unique(calls.stream[work_rows])
+    if len(streams) <= 1:
+        own = calls.stream[sync_rows]
+        only = streams[0] if len(streams) else np.int32(-1)
+        result = is_wide | is_event | (own == only) | (own == -1) | (only == -1)
+    elif len(streams) > MAX_STREAMS or -1 in streams:
+        result = is_wide.copy()
+    else:
+        result = np.ones(n, dtype=bool)
+        start, end = calls.start[sync_rows], calls.end[sync_rows]
+        for stream in streams:
+            is_on = is_wide | ((calls.stream[sync_rows] == stream) & ~is_event)
+            work = calls.start[work_rows[calls.stream[work_rows] == stream]]
+            last = np.searchsorted(work, start, side="right")
+            covers = np.flatnonzero(is_on)
+            latest = np.searchsorted(end[covers], end, side="right") - 1
+            seen = np.append(start[covers], np.int64(-1))[latest]
+            last_work = np.concatenate((np.full(1, -1, dtype=np.int64), work))[last]
+            result &= last_work <= seen
+    # An event covers what was submitted before it was recorded.
+    records = calls.start[rows[calls.is_kind("event")[rows]]]
+    if is_event.any():
+        start = calls.start[sync_rows]
+        work = calls.start[work_rows]
+        last_work = np.append(work, np.int64(-1))[np.searchsorted(work, start) - 1]
+        last_record = np.append(records, np.int64(-1))[np.searchsorted(records, start) - 1]
+        is_late = last_record >= last_work
+        result = np.where(is_event, is_late & (len(streams) <= 1), result)
+    answer: Bools = result.astype(bool)
+    return answer

@@ -1,0 +1,173 @@
+"""Metrics of an inference engine as series over time: rates, gauges, means; resets handled.
+
+Series of several engines or endpoints are added up (gauges and counters), on the scrapes of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis import intervals
+from analysis.timeline import Session
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+#: Words of the common vocabulary (``engine_sample.metric``) that are read here.
+RUNNING = "requests_running"
+WAITING = "requests_waiting"
+PROMPT_TOKENS = "prompt_tokens"
+GENERATION_TOKENS = "generation_tokens"
+INTER_TOKEN = "inter_token_seconds"
+ITERATION_TOKENS = "iteration_tokens"
+PREEMPTIONS = "preemptions"
+KV_USAGE = "kv_usage"
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric at each scrape: ``time`` in ns, ``value``; ``is_lagging`` moves at finish only."""
+
+    time: Ints
+    value: Floats
+    is_lagging: bool = False
+
+    def increase(self) -> Floats:
+        """Return how much a cumulative value grew up to each scrape since the one before it; 0 at
+        the first and where it fell (a restart).
+        """
+        step = np.diff(self.value, prepend=self.value[:1])
+        result: Floats = np.where(step > 0, step, 0.0)
+        return result
+
+    def between(self, edges: Ints) -> Floats:
+        """Return the increase within each window, a scrape's spread evenly since the one before.
+
+        NaN for windows that no two scrapes enclose.
+        """
+        total = np.cumsum(self.increase())
+        at = np.interp(edges, self.time, total)
+        is_known = (edges >= self.time[0]) & (edges <= self.time[-1])
+        result: Floats = np.where(is_known[1:] & is_known[:-1], np.diff(at), np.nan)
+        return result
+
+
+class EngineSeries:
+    """All series of a session's engine.
+
+    Attributes:
+        time: Scrape times in ns, ascending.
+    """
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self._frame = frame
+        self.time: Ints = np.unique(frame["time_ns"].to_numpy(dtype=np.int64))
+        self._known = set(zip(frame["metric"], frame["kind"], strict=True))
+
+    def has(self, metric: str, kind: str | None = None) -> bool:
+        """Return whether the engine exposes a metric (of that kind)."""
+        if kind is None:
+            return any(name == metric for name, _kind in self._known)
+        return (metric, kind) in self._known
+
+    def series(self, metric: str, kind: str) -> Series | None:
+        """Return one metric added up over engines, None where it is not exposed."""
+        if not self.has(metric, kind):
+            return None
+        rows = self._frame[(self._frame["metric"] == metric) & (self._frame["kind"] == kind)]
+        merge = "max" if metric == KV_USAGE else "sum"
+        parts = [
+            (group["time_ns"].to_numpy(dtype=np.int64), group["value"].to_numpy(dtype=float))
+            for _key, group in rows.groupby(["endpoint", "labels"], dropna=False)
+        ]
+        lag = rows["is_lagging"].fillna(False).to_numpy(dtype=bool)
+        is_lagging = bool(lag.any())
+        if len(parts) == 1:
+            return Series(parts[0][0], parts[0][1], is_lagging)
+        # Each part at every scrape of any: its latest value.
+        time = np.unique(np.concatenate([part[0] for part in parts]))
+        stack = np.stack([_latest(part[0], part[1], time) for part in parts])
+        value = stack.max(axis=0) if merge == "max" else stack.sum(axis=0)
+        return Series(time, value, is_lagging)
+
+    def gauge(self, metric: str) -> Series | None:
+        """Return a gauge, None where it is not exposed."""
+        return self.series(metric, "gauge")
+
+    def counter(self, metric: str) -> Series | None:
+        """Return a counter, None where it is not exposed."""
+        return self.series(metric, "counter")
+
+    @cached_property
+    def demand(self) -> Ints | None:
+        """Disjoint intervals in which a request ran or waited; None where neither is exposed.
+
+        A gauge holds from half-way since the scrape before it to half-way to the next.
+        """
+        total: Floats | None = None
+        time = self.time
+        for metric in (RUNNING, WAITING):
+            gauge = self.gauge(metric)
+            if gauge is not None:
+                values = _latest(gauge.time, gauge.value, time)
+                total = values if total is None else total + values
+        if total is None or len(time) == 0:
+            return None
+        middle = (time[1:] + time[:-1]) // 2
+        begin = np.concatenate((time[:1], middle))
+        end = np.concatenate((middle, time[-1:] + 1))
+        return intervals.union(intervals.make(begin[total > 0], end[total > 0]))
+
+    def mean(self, metric: str, edges: Ints) -> Floats | None:
+        """Return the mean of a histogram's samples in each window, NaN without samples."""
+        total, count = self.series(metric, "sum"), self.series(metric, "count")
+        if total is None or count is None:
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            n = count.between(edges)
+            result: Floats = np.where(n > 0, total.between(edges) / n, np.nan)
+        return result
+
+
+def _latest(time: Ints, value: Floats, points: Ints) -> Floats:
+    at = np.searchsorted(time, points, side="right") - 1
+    result: Floats = np.where(at >= 0, value[np.maximum(at, 0)], 0.0)
+    return result
+
+
+def gauge_at(series: Series, points: Ints) -> Floats:
+    """Return the latest value of a gauge at each point, 0 before its first scrape."""
+    return _latest(series.time, series.value, points)
+
+
+def load_engine(session: Session) -> EngineSeries | None:
+    """Return the engine's series of a session, None where no engine was scraped."""
+    if not session.has("engine_sample"):
+        return None
+    columns = ("time_ns", "endpoint", "metric", "labels", "kind", "value", "is_lagging")
+    rows = session.table("engine_sample", columns=columns)
+    wanted = (
+        RUNNING,
+        WAITING,
+        PROMPT_TOKENS,
+        GENERATION_TOKENS,
+        INTER_TOKEN,
+        ITERATION_TOKENS,
+        PREEMPTIONS,
+        KV_USAGE,
+    )
+    mask = pc.is_in(rows["metric"], value_set=pa.array(wanted))
+    mask = pc.and_(mask, pc.is_valid(rows["value"]))
+    mask = pc.and_(mask, pc.not_equal(rows["kind"], "bucket"))
+    frame = rows.filter(mask).to_pandas()
+    if frame.empty:
+        return None
+    frame = frame[np.isfinite(frame["value"].to_numpy(dtype=float))]
+    return EngineSeries(frame) if len(frame) else None

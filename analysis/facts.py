@@ -1,0 +1,351 @@
+"""What the analyzers share about one session: computed once, on demand, from its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from analysis import intervals
+from analysis.calls import Calls, load_calls
+from analysis.device import Steps, process_steps
+from analysis.engine import EngineSeries, load_engine
+from analysis.gpu import GpuSamples, Samples, load_gpu
+from analysis.threads import Absences, Launcher, load_absences
+from analysis.timeline import Session
+
+Ints = npt.NDArray[np.int64]
+
+#: A pause between two CUDA calls in which the launching thread mostly sleeps counts as "nothing
+#: was asked" from here on, where no engine tells the demand. An engine or training loop that has
+#: work pauses for less than a tenth of a second; a shorter sleep is charged to the host.
+QUIET_NS = 100_000_000
+#: The same where the scheduler was not recorded, so that a sleep cannot be told from computing.
+UNSEEN_QUIET_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Records that one source lost, and the share of its records that this is."""
+
+    source: str
+    n_lost: int
+    share: float
+
+
+class Facts:
+    """Shared evidence of one session. Every property is computed at its first use."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.manifest = session.manifest
+
+    @cached_property
+    def start_ns(self) -> int:
+        """Begin of the recording, ns."""
+        return self.session.start_ns
+
+    @cached_property
+    def end_ns(self) -> int:
+        """End of the recording, ns."""
+        return self.session.end_ns
+
+    @cached_property
+    def complete_ns(self) -> int:
+        """Until when the recording holds every call, ns: its end, unless it was thinned."""
+        found = [
+            int(source.details["thinned_from_ns"])
+            for source in self.manifest.sources
+            if isinstance(source.details.get("thinned_from_ns"), int)
+        ]
+        return min([self.end_ns, *found])
+
+    @cached_property
+    def is_thinned(self) -> bool:
+        """Whether rows are missing on purpose (an imported recording that kept outliers)."""
+        return any(source.details.get("is_thinned") for source in self.manifest.sources)
+
+    @cached_property
+    def calls(self) -> Calls | None:
+        """Outermost CUDA calls, None where none was recorded."""
+        calls = load_calls(self.session)
+        return calls if calls is not None and len(calls) else None
+
+    @cached_property
+    def absences(self) -> Absences | None:
+        """Off-CPU intervals of launching threads, None where not recorded."""
+        return load_absences(self.session)
+
+    @cached_property
+    def engine(self) -> EngineSeries | None:
+        """Metrics of the inference engine, None where it was not scraped."""
+        return load_engine(self.session)
+
+    @cached_property
+    def gpu(self) -> GpuSamples | None:
+        """GPU samples, None where none was taken."""
+        return load_gpu(self.session)
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """Process names by pid, as far as known."""
+        found = {target.pid: target.name for target in self.manifest.targets if target.name}
+        if self.session.has("process_sample"):
+            rows = self.session.table("process_sample", columns=["time_ns", "pid", "name"])
+            pids, words = rows["pid"].to_pylist(), rows["name"].to_pylist()
+            found.update({pid: name for pid, name in zip(pids, words, strict=True) if name})
+        return found
+
+    @cached_property
+    def processes(self) -> list[int]:
+        """Processes that handed work to a device, the busiest first."""
+        if self.calls is None:
+            return []
+        pids = self.calls.pids()[self.calls.is_submission | self.calls.is_sync]
+        unique, counts = np.unique(pids, return_counts=True)
+        return [int(pid) for pid in unique[np.argsort(-counts, kind="stable")]]
+
+    @cached_property
+    def device_of(self) -> dict[int, int | None]:
+        """The device that each process works on mostly; None where nothing tells."""
+        result: dict[int, int | None] = {}
+        only = self.manifest.gpus[0].index if len(self.manifest.gpus) == 1 else None
+        for pid in self.processes:
+            result[pid] = only
+            assert self.calls is not None
+            told = self.calls.device[(self.calls.pids() == pid) & (self.calls.device >= 0)]
+            if len(told):
+                values, counts = np.unique(told, return_counts=True)
+                result[pid] = int(values[np.argmax(counts)])
+            elif only is None and self.gpu is not None:
+                rows = self.gpu.processes
+                seen = rows[rows["pid"] == pid]["device"].unique()
+                result[pid] = int(seen[0]) if len(seen) == 1 else None
+        return result
+
+    @cached_property
+    def devices(self) -> list[int | None]:
+        """Devices that processes of the session worked on, or that were sampled if none did."""
+        found: set[int | None] = set(self.device_of.values())
+        found.update(self.activity)
+        if not found and self.gpu is not None:
+            found.update(self.gpu.devices)
+        if not found:
+            found.update(gpu.index for gpu in self.manifest.gpus)
+        return sorted(found or {None}, key=lambda device: -1 if device is None else device)
+
+    def pids_on(self, device: int | None) -> list[int]:
+        """Return the processes of the session that work on a device, the busiest first."""
+        return [pid for pid in self.processes if self.device_of[pid] == device]
+
+    @cached_property
+    def launchers(self) -> dict[int, Launcher]:
+        """The main launching thread of each process: the one with the most submissions."""
+        result: dict[int, Launcher] = {}
+        calls = self.calls
+        if calls is None:
+            return result
+        weight = np.bincount(
+            calls.thread[calls.is_submission | calls.is_sync], minlength=len(calls.threads)
+        )
+        for pid in self.processes:
+            own = [index for index, thread in enumerate(calls.threads) if thread[0] == pid]
+            index = max(own, key=lambda item: int(weight[item]))
+            result[pid] = Launcher(calls, index, self.absences, self.start_ns, self.end_ns)
+        return result
+
+    def main_launcher(self, device: int | None) -> Launcher | None:
+        """Return the launching thread of the busiest process on a device, None without calls."""
+        pids = self.pids_on(device)
+        return self.launchers[pids[0]] if pids else None
+
+    def steps(self, pid: int) -> Steps:
+        """Return the steps (submissions up to a sync) of a process, in the complete part of the
+        recording.
+        """
+        if pid not in self._steps:
+            calls = self.calls
+            assert calls is not None
+            rows = np.flatnonzero((calls.pids() == pid) & (calls.start < self.complete_ns))
+            self._steps[pid] = process_steps(calls, rows, self.absences, self.complete_ns)
+        return self._steps[pid]
+
+    @cached_property
+    def _steps(self) -> dict[int, Steps]:
+        return {}
+
+    @cached_property
+    def activity(self) -> dict[int, dict[str, Ints]]:
+        """Disjoint busy intervals by device and class (compute, copy, collective) from device
+        times; empty without them.
+        """
+        result: dict[int, dict[str, Ints]] = {}
+        if not self.session.has("gpu_activity"):
+            return result
+        columns = ["start_ns", "duration_ns", "device", "kind", "is_collective"]
+        rows = self.session.table("gpu_activity", columns=columns)
+        start = rows["start_ns"].to_numpy()
+        spans = intervals.make(start, start + rows["duration_ns"].to_numpy())
+        device = rows["device"].to_numpy()
+        kind = rows["kind"].to_numpy(zero_copy_only=False)
+        is_collective = pc.fill_null(rows["is_collective"], False).to_numpy()
+        is_copy = (kind == "copy") | (kind == "set")
+        for index in np.unique(device).tolist():
+            mine = device == index
+            result[index] = {
+                "compute": intervals.union(spans[mine & ~is_copy & ~is_collective]),
+                "collective": intervals.union(spans[mine & is_collective]),
+                "copy": intervals.union(spans[mine & is_copy & ~is_collective]),
+            }
+        return result
+
+    def idle(self, device: int | None) -> Ints:
+        """Return the disjoint intervals in which a device certainly ran nothing of the session."""
+        if device is not None and device in self.activity:
+            busy = np.concatenate(list(self.activity[device].values()))
+            return intervals.gaps(busy, self.start_ns, self.end_ns)
+        result: Ints | None = None
+        assert self.calls is not None or not self.pids_on(device)
+        for pid in self.pids_on(device):
+            steps = self.steps(pid)
+            own = steps.idle
+            if result is not None and len(steps):
+                # Before a further process appears it leaves the device alone.
+                quiet = intervals.make([self.start_ns], [int(steps.first_launch[0])])
+                own = np.concatenate((own, quiet))
+            own = intervals.union(own)
+            result = own if result is None else intervals.intersect(result, own)
+        return intervals.EMPTY if result is None else result
+
+    def busy(self, device: int | None) -> Ints:
+        """Return the disjoint intervals in which a device certainly had work of the session."""
+        if device is not None and device in self.activity:
+            return intervals.union(np.concatenate(list(self.activity[device].values())))
+        parts = [self.steps(pid).busy for pid in self.pids_on(device)]
+        return intervals.union(np.concatenate(parts)) if parts else intervals.EMPTY
+
+    def utilisation(self, device: int | None) -> Samples | None:
+        """Return the utilisation samples of a device in %, None where there are none."""
+        if self.gpu is None:
+            return None
+        if device is None:
+            if len(self.gpu.devices) != 1:
+                return None
+            device = self.gpu.devices[0]
+        return self.gpu.quantity(device, "util_pct")
+
+    @cached_property
+    def open_calls(self) -> list[dict[str, object]]:
+        """Outermost calls that were open at the last snapshot, each as a row of open_call."""
+        if not self.session.has("open_call"):
+            return []
+        rows = self.session.table("open_call")
+        if rows.num_rows == 0:
+            return []
+        last = pc.max(rows["time_ns"])
+        # A thread is snapshot at its own moment; one sampling round takes well under a second.
+        is_last = pc.greater_equal(rows["time_ns"], last.as_py() - 1_000_000_000)
+        rows = rows.filter(pc.and_(is_last, pc.equal(rows["depth"], 0)))
+        latest = {row["call_id"]: row for row in rows.to_pylist()}
+        return list(latest.values())
+
+    @cached_property
+    def demand(self) -> Ints:
+        """Disjoint intervals in which work was asked of the process: as the engine tells, else as
+        the calls tell (see :data:`QUIET_NS`); within the complete part of the recording.
+        """
+        told = self.engine.demand if self.engine is not None else None
+        if told is not None:
+            spans = told
+        else:
+            parts = [self._active(pid) for pid in self.processes]
+            parts.extend(
+                intervals.clip(spans, self.start_ns, self.complete_ns)
+                for classes in self.activity.values()
+                for spans in [_bridge(np.concatenate(list(classes.values())), UNSEEN_QUIET_NS)]
+            )
+            spans = intervals.union(np.concatenate(parts)) if parts else intervals.EMPTY
+        return intervals.clip(spans, self.start_ns, self.complete_ns)
+
+    @property
+    def is_demand_told(self) -> bool:
+        """Whether an engine tells the demand, rather than the calls."""
+        return self.engine is not None and self.engine.demand is not None
+
+    @cached_property
+    def demand_ns(self) -> int:
+        """Length of the demand, ns; at least 1."""
+        return max(intervals.total(self.demand), 1)
+
+    def _active(self, pid: int) -> Ints:
+        """When a process was calling, launching or computing towards its next call."""
+        calls = self.calls
+        assert calls is not None
+        rows = np.flatnonzero(calls.pids() == pid)
+        spans = intervals.make(calls.start[rows], calls.end[rows])
+        opened = [
+            (int(str(row["start_ns"])), self.end_ns)
+            for row in self.open_calls
+            if row["pid"] == pid and not row["is_doubtful"]
+        ]
+        if opened:
+            spans = np.concatenate((spans, np.array(opened, dtype=np.int64)))
+        busy = intervals.union(spans)
+        pauses = intervals.make(busy[:-1, 1], busy[1:, 0])
+        length = pauses[:, 1] - pauses[:, 0]
+        launcher = self.launchers[pid]
+        if launcher.absences is None:
+            is_quiet = length > UNSEEN_QUIET_NS
+        else:
+            away = intervals.overlap_each(pauses, launcher.absences.spans)
+            ready = intervals.overlap_each(pauses, launcher.absences.ready_spans)
+            is_quiet = (length > QUIET_NS) & (2 * (away - ready) > length)
+        return intervals.union(np.concatenate((busy, pauses[~is_quiet])))
+
+    @cached_property
+    def losses(self) -> list[Loss]:
+        """What each source lost, from the manifest and the loss table."""
+        lost: dict[str, int] = {}
+        if self.session.has("loss"):
+            rows = self.session.table("loss", columns=["time_ns", "source", "n_lost"])
+            for row in rows.group_by("source").aggregate([("n_lost", "sum")]).to_pylist():
+                lost[row["source"]] = int(row["n_lost_sum"] or 0)
+        kept: dict[str, int] = {}
+        for source in self.manifest.sources:
+            kept[source.name] = source.n_rows
+            lost[source.name] = max(lost.get(source.name, 0), source.n_lost)
+        return [
+            Loss(name, n, n / max(n + kept.get(name, 0), 1))
+            for name, n in sorted(lost.items())
+            if n > 0
+        ]
+
+    def trust(self, *sources: str) -> float:
+        """Return a factor in (0, 1] for confidence: the share of records that was kept, of the
+        worst of the sources whose name contains one of these words.
+        """
+        shares = [
+            loss.share
+            for loss in self.losses
+            if any(word in loss.source for word in sources) or loss.source == "ingero"
+        ]
+        return max(1.0 - max(shares, default=0.0), 0.3)
+
+    def process_name(self, pid: int | None) -> str | None:
+        """Return the name of a process, None where not known."""
+        return None if pid is None else self.names.get(pid)
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Return whether the session has all of these tables."""
+        return all(self.session.has(name) for name in names)
+
+
+def _bridge(spans: Ints, gap_ns: int) -> Ints:
+    """Join spans that are at most a gap apart."""
+    rows = intervals.union(spans)
+    pauses = intervals.make(rows[:-1, 1], rows[1:, 0])
+    return intervals.union(np.concatenate((rows, pauses[pauses[:, 1] - pauses[:, 0] <= gap_ns])))

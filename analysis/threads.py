@@ -1,0 +1,243 @@
+"""Where the time of a launching thread went: inside calls, ready but waiting, asleep, computing.
+
+The account of a thread is exclusive and complete: every nanosecond of a range is in exactly one of
+its states. Its precedence is that of :data:`STATES`: what the scheduler saw comes before what
+the thread was doing when it was taken off the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis import intervals
+from analysis.calls import Calls
+from analysis.timeline import Session
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: States of a launching thread, in order of precedence.
+STATES = (
+    "ready",  # ready to run, not running
+    "blocked",  # off the CPU, uninterruptible
+    "asleep",  # off the CPU, asleep, outside of a call that waits for the device
+    "waiting",  # inside a call that waits for the device (asleep or spinning)
+    "launching",  # inside a call that hands work to the device
+    "calling",  # inside another CUDA call
+    "computing",  # on the CPU outside of CUDA calls
+)
+
+_COLUMNS = (
+    "start_ns",
+    "duration_ns",
+    "pid",
+    "tid",
+    "runnable_ns",
+    "state",
+    "taker_pid",
+    "taker_tid",
+    "taker_name",
+    "occupant_pid",
+    "occupant_tid",
+    "occupant_name",
+    "waker_pid",
+    "waker_tid",
+)
+
+
+@dataclass(frozen=True)
+class Absences:
+    """Intervals that launching threads spent off the CPU, sorted by start.
+
+    Attributes:
+        start: When the thread left the CPU, ns.
+        end: When it came back, ns.
+        ready: When it was ready to run again, ns; equal to ``start`` for a preempted thread, to
+            ``end`` where the source does not tell.
+        has_state: Whether the source told the state in which the thread left.
+        is_blocked: It left uninterruptible.
+        pid: Its process.
+        tid: The thread.
+        waker_tid: Task that woke it, -1 where not known.
+        culprit: Index into ``culprits``: the task that had the CPU while it was ready.
+        culprits: ``(pid, tid, name)``; tid 0 is an idle CPU, pid None is not known.
+    """
+
+    start: Ints
+    end: Ints
+    ready: Ints
+    has_state: Bools
+    is_blocked: Bools
+    pid: Ints
+    tid: Ints
+    waker_tid: Ints
+    culprit: Ints
+    culprits: list[tuple[int | None, int | None, str]]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def pick(self, mask: Bools) -> Absences:
+        """Return the intervals where ``mask`` holds."""
+        return Absences(
+            self.start[mask],
+            self.end[mask],
+            self.ready[mask],
+            self.has_state[mask],
+            self.is_blocked[mask],
+            self.pid[mask],
+            self.tid[mask],
+            self.waker_tid[mask],
+            self.culprit[mask],
+            self.culprits,
+        )
+
+    @property
+    def ready_spans(self) -> Ints:
+        """Ready but waiting, one row per interval (possibly empty)."""
+        return intervals.make(self.ready, self.end)
+
+    @property
+    def spans(self) -> Ints:
+        """Off the CPU, one row per interval."""
+        return intervals.make(self.start, self.end)
+
+
+def load_absences(session: Session) -> Absences | None:
+    """Return the off-CPU intervals of a session, None where they were not recorded."""
+    if not session.has("offcpu"):
+        return None
+    rows = session.table("offcpu", columns=_COLUMNS)
+    start = rows["start_ns"].to_numpy()
+    end = start + rows["duration_ns"].to_numpy()
+    state = rows["state"]
+    has_state = state.is_valid().to_numpy()
+    is_running = _equals(state, "running")
+    runnable = rows["runnable_ns"]
+    waited = np.clip(pc.fill_null(runnable, 0).to_numpy(), 0, end - start)
+    ready = np.where(is_running & ~runnable.is_valid().to_numpy(), start, end - waited)
+    culprit, culprits = _culprits(rows, is_running)
+    return Absences(
+        start,
+        end,
+        ready.astype(np.int64),
+        has_state,
+        _equals(state, "uninterruptible"),
+        rows["pid"].to_numpy().astype(np.int64),
+        rows["tid"].to_numpy().astype(np.int64),
+        _ints(rows["waker_tid"], -1),
+        culprit,
+        culprits,
+    )
+
+
+def _culprits(
+    rows: pa.Table, is_running: Bools
+) -> tuple[Ints, list[tuple[int | None, int | None, str]]]:
+    """The task to name for each wait: who held the CPU until the thread came back; for a preempted
+    thread whose CPU is told to be idle by then, who took it.
+    """
+    occupant = _ints(rows["occupant_tid"], -1)
+    use_taker = (occupant < 0) | ((occupant == 0) & is_running)
+    columns = []
+    for what in ("pid", "tid"):
+        taker, held = rows[f"taker_{what}"], rows[f"occupant_{what}"]
+        columns.append(np.where(use_taker, _ints(taker, -1), _ints(held, -1)))
+    name = pc.if_else(pa.array(use_taker), rows["taker_name"], rows["occupant_name"])
+    encoded = pc.fill_null(name, "").combine_chunks().dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    names = encoded.dictionary.to_pylist()
+    keys = np.stack((columns[0], columns[1], codes), axis=1)
+    if len(keys) == 0:
+        return np.empty(0, dtype=np.int64), []
+    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
+    culprits = [
+        (None if pid < 0 else int(pid), None if tid < 0 else int(tid), str(names[code]))
+        for pid, tid, code in unique.tolist()
+    ]
+    return inverse.reshape(-1).astype(np.int64), culprits
+
+
+def _equals(column: pa.ChunkedArray, value: str) -> Bools:
+    result: Bools = pc.fill_null(pc.equal(column, value), False).to_numpy()
+    return result
+
+
+def _ints(column: pa.ChunkedArray, null: int) -> Ints:
+    result: Ints = pc.fill_null(column.cast(pa.int64()), null).to_numpy()
+    return result
+
+
+class Launcher:
+    """One thread that hands work to a device, and the account of its time.
+
+    Args:
+        calls: Outermost calls of the session.
+        index: Its index in ``calls.threads``.
+        absences: Off-CPU intervals of the session, None where not recorded.
+        start_ns: Begin of the range that is accounted.
+        end_ns: End of that range.
+    """
+
+    def __init__(
+        self, calls: Calls, index: int, absences: Absences | None, start_ns: int, end_ns: int
+    ) -> None:
+        self.calls = calls
+        self.index = index
+        self.pid, self.tid = calls.threads[index]
+        self.start_ns, self.end_ns = start_ns, end_ns
+        self.rows = calls.of_thread(index)
+        self.absences = None if absences is None else absences.pick(absences.tid == self.tid)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the scheduler's states of this thread were recorded."""
+        return self.absences is not None and bool(self.absences.has_state.any())
+
+    def spans(self, mask: Bools) -> Ints:
+        """Return the spans of this thread's calls for which ``mask`` (over all calls) holds."""
+        rows = self.rows[mask[self.rows]]
+        return intervals.make(self.calls.start[rows], self.calls.end[rows])
+
+    @cached_property
+    def call_spans(self) -> Ints:
+        """Disjoint: inside any outermost call."""
+        return intervals.union(self.spans(np.ones(len(self.calls), dtype=bool)))
+
+    @cached_property
+    def states(self) -> dict[str, Ints]:
+        """Disjoint intervals of each state of :data:`STATES`; together they cover the range."""
+        everything = intervals.make([self.start_ns], [self.end_ns])
+        waiting = intervals.union(self.spans(self.calls.is_sync))
+        launching = intervals.union(self.spans(self.calls.is_submission))
+        raw = {
+            "ready": intervals.EMPTY,
+            "blocked": intervals.EMPTY,
+            "asleep": intervals.EMPTY,
+            "waiting": waiting,
+            "launching": launching,
+            "calling": self.call_spans,
+            "computing": everything,
+        }
+        if self.absences is not None:
+            away = intervals.union(self.absences.spans)
+            raw["ready"] = intervals.union(self.absences.ready_spans)
+            # Inside a wait for the device, any sleep is that wait.
+            blocked = intervals.union(self.absences.pick(self.absences.is_blocked).spans)
+            raw["blocked"] = intervals.subtract(blocked, waiting)
+            raw["asleep"] = intervals.subtract(away, waiting)
+        taken = intervals.EMPTY
+        result = {}
+        for state in STATES:
+            own = intervals.subtract(intervals.clip(raw[state], self.start_ns, self.end_ns), taken)
+            result[state] = own
+            taken = intervals.union(np.concatenate((taken, own)))
+        return result
