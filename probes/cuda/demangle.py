@@ -78,7 +78,8 @@ def _worst_length(symbol: str) -> float:
     n_references = min(len(_REFERENCE.findall(symbol)), 300)
     n_expansions = min(len(_EXPANSION.findall(symbol)), 20)
     length = float(len(symbol))
-    return length * 3.0 ** (n_references / 3.0) * length**n_expansions
+    growth: float = 3.0 ** (n_references / 3.0) * length**n_expansions
+    return length * growth
 
 
 def _outline(symbol: str) -> str | None:
