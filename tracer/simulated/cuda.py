@@ -54,12 +54,12 @@ class Cuda:
 
     def __init__(self, runtime: int = 12) -> None:
         self.runtime = runtime
-        self._driver = ctypes.PyDLL("libcuda.so.1")
+        self._simulation = ctypes.PyDLL("libtracersim.so")
         self._runtime = ctypes.CDLL(f"libcudart.so.{runtime}")
-        self._next = self._driver.tracer_sim_next
+        self._next = self._simulation.tracer_sim_next
         self._next.argtypes = (c_ulonglong, c_ulonglong)
         self._next.restype = None
-        self._next_hang = self._driver.tracer_sim_next_hang
+        self._next_hang = self._simulation.tracer_sim_next_hang
         self._next_hang.restype = None
         launch = "__cudaLaunchKernel" if runtime >= 13 else "cudaLaunchKernel"
         self._launch = self._runtime[launch]

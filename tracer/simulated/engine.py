@@ -67,8 +67,10 @@ class Engine:
     def _hold(self) -> None:
         """Wait, before the first CUDA call, for the order to go on."""
         self._channel.send({"held": True})
-        while (self._channel.receive(None) or {}).get("order") != "go":
-            pass
+        while (message := self._channel.receive(None)) is not None:
+            if message.get("order") == "go":
+                return
+            self._take(message)
 
     def _receive(self) -> None:
         """Take all messages that are there; wait for one when there is nothing to do."""

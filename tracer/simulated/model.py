@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from tracer.simulated.batching import Step
 from tracer.simulated.cuda import DEVICE_TO_HOST, HOST_TO_DEVICE, Cuda, Grid
 from tracer.simulated.options import ServerOptions
@@ -113,7 +115,7 @@ class Model:
         """Launch the kernels of all layers, their times adding up to the larger of the two."""
         launch = self.cuda.launch
         kernels, stream = self._kernels, self.stream
-        n_layers = self._options.n_layers
+        n_layers, work_ns = self._options.n_layers, self._options.launch_work_ns
         wide, narrow = Grid(max(1, n_tokens // 4), 256, 8), Grid(max(1, n_tokens), 128)
         launch(kernels[EMBEDDING_KERNEL], narrow, stream, 2_000)
         costs = [
@@ -127,6 +129,8 @@ class Model:
         ]
         for _ in range(n_layers):
             for kernel, grid, kernel_compute_ns, kernel_memory_ns in costs:
+                if work_ns:
+                    _work(work_ns)
                 launch(kernel, grid, stream, kernel_compute_ns, kernel_memory_ns)
         launch(kernels[LOGITS_KERNEL], narrow, stream, 20_000)
 
@@ -139,3 +143,10 @@ class Model:
             self._launch_layers(size, 1_000_000, 0)
             graph = self._graphs[size] = self.cuda.end_capture(self.stream)
         return graph
+
+
+def _work(cpu_ns: int) -> None:
+    """Spend CPU time in the interpreter, as a framework does between two launches."""
+    end_ns = time.thread_time_ns() + cpu_ns
+    while time.thread_time_ns() < end_ns:
+        pass

@@ -20,7 +20,8 @@ class ServerOptions:
     traffic per token that attention reads. The defaults are those of an 8-billion-parameter model
     in 16 bits on a device of 2 TB/s and 160 TFLOP/s of sustained arithmetic.
 
-    ``host_work_ns`` is the CPU time the engine spends in Python per step besides its launches.
+    ``host_work_ns`` is the CPU time the engine spends in Python per step besides its launches,
+    ``launch_work_ns`` that between two launches of a step without a graph.
     """
 
     port: int = 0
@@ -42,7 +43,8 @@ class ServerOptions:
     weights_ns: int = 8_000_000
     context_token_ns: int = 65
     sample_ns: int = 120_000
-    host_work_ns: int = 700_000
+    host_work_ns: int = 400_000
+    launch_work_ns: int = 0
     engine_cpus: tuple[int, ...] = ()
     server_cpus: tuple[int, ...] = ()
 

@@ -1,0 +1,63 @@
+"""Every scenario, sorted by name."""
+
+from __future__ import annotations
+
+from tracer.errors import UsageError
+from tracer.simulated.scenarios import (
+    cgroup_quota,
+    cold_start,
+    compile_at_serving,
+    cpu_contention,
+    few_objects,
+    gc_pause,
+    gil_holder,
+    hang_precedes_attach,
+    healthy,
+    hog_elsewhere,
+    host_bound,
+    hung_kernel,
+    idle,
+    idle_neighbour,
+    module_at_serving,
+    prefill_hogging,
+    prompts_only,
+    quota_unused,
+    second_process,
+)
+from tracer.simulated.scenarios.scenario import Scenario
+
+#: Keep this list sorted.
+SCENARIOS: tuple[Scenario, ...] = (
+    cgroup_quota.SCENARIO,
+    cold_start.SCENARIO,
+    compile_at_serving.SCENARIO,
+    cpu_contention.SCENARIO,
+    few_objects.SCENARIO,
+    gc_pause.SCENARIO,
+    gil_holder.SCENARIO,
+    hang_precedes_attach.SCENARIO,
+    healthy.SCENARIO,
+    hog_elsewhere.SCENARIO,
+    host_bound.SCENARIO,
+    hung_kernel.SCENARIO,
+    idle.SCENARIO,
+    idle_neighbour.SCENARIO,
+    module_at_serving.SCENARIO,
+    prefill_hogging.SCENARIO,
+    prompts_only.SCENARIO,
+    quota_unused.SCENARIO,
+    second_process.SCENARIO,
+)
+
+
+def find(name: str) -> Scenario:
+    """Return the scenario of that name.
+
+    Raises:
+        UsageError: there is none; the text names the ones there are.
+    """
+    for scenario in SCENARIOS:
+        if scenario.name == name:
+            return scenario
+    names = ", ".join(scenario.name for scenario in SCENARIOS)
+    raise UsageError(f"there is no scenario '{name}'; choose one of: {names}")
