@@ -394,7 +394,11 @@ GPU_SAMPLE = Table(
     (
         _TIME,
         _DEVICE,
-        _text("source", "nvml, gpm, dcgm or the name of an imported trace's format."),
+        _text(
+            "source",
+            "nvml, nvml_buffer (the driver's own samples at its own times), gpm, dcgm or the name "
+            "of an imported trace's format.",
+        ),
         _time("sample_ns", "The driver's own time of the sample.", nullable=True),
         _time("period_ns", "Window that the utilisation averages over.", nullable=True),
         _time("query_ns", "Time this sample kept the driver busy (our own cost).", nullable=True),

@@ -1,0 +1,427 @@
+"""The probe of NVML: what the driver tells of each GPU and of the processes on it.
+
+All calls into the driver happen in child processes (:mod:`probes.gpu.nvml_child`). A call past
+its deadline costs one event and a gap for its device: the child is abandoned, the other devices
+go on in a new one, and the lost device is tried again ever less often.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from analysis.schema import EVENT, GPU_PROCESS, GPU_SAMPLE, Table
+from probes.clocks import ClockReaders, read_anchor
+from probes.gpu.events import ALL, device_event, driver_event, gpu_name, health_events
+from probes.gpu.nvml_process import Frame, SamplerProcess
+from probes.gpu.rows import (
+    ProcessNamer,
+    ToMonotonic,
+    buffer_rows,
+    fast_rows,
+    process_batch,
+    process_rows,
+    sample_batch,
+)
+from probes.host.proc import PROC
+from probes.probe import Batch, ProbeError, SourceReport, make_batch
+
+SECOND_NS = 1_000_000_000
+#: Time that starting waits for the library to tell whether it can be used at all.
+_HELLO_NS = SECOND_NS // 2
+_FIRST_PAUSE_NS = 10 * SECOND_NS
+_LONGEST_PAUSE_NS = 300 * SECOND_NS
+_FINISH_NS = 3 * SECOND_NS // 10
+#: Abandoned children that still hang, at which no further one is started.
+_MAX_HANGING = 4
+_REMEDY = "check that 'nvidia-smi' works on this host"
+
+
+class PidSource(Protocol):
+    """Whatever tells the processes being recorded."""
+
+    def pids(self) -> set[int]:
+        """Return the ids of the processes."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The GPUs of the host: each a dict with the fields of the manifest's ``Gpu``, by index."""
+
+    gpus: list[dict[str, Any]]
+    driver_version: str | None = None
+    nvml_version: str | None = None
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether this is the simulated device."""
+        return "simulated" in (self.driver_version or "").lower()
+
+
+@dataclass
+class _Retry:
+    """Devices to try again (None: all), and when."""
+
+    devices: list[int] | None
+    due_ns: int
+
+
+@dataclass
+class _Cost:
+    """Last statistics of a child."""
+
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+class NvmlProbe:
+    """Samples all GPUs through NVML.
+
+    Args:
+        targets: Tells the recorded processes, to mark them; None marks none.
+        interval_ns: Time between two fast samples.
+        slow_interval_ns: Time between two looks at processes, links and the driver's buffers.
+        deadline_ns: Most time for one call into the driver.
+        library_dir: Folder to look for ``libnvidia-ml.so.1`` in first.
+        env: Further variables of the children's environment.
+        to_monotonic: Maps wall-clock ns to CLOCK_MONOTONIC ns with an error bound
+            (``ClockAnchors.to_monotonic``); by default the clocks are read at each drain.
+        root: Where /proc is.
+        clock: CLOCK_MONOTONIC in ns.
+    """
+
+    def __init__(
+        self,
+        targets: PidSource | None = None,
+        interval_ns: int = SECOND_NS // 10,
+        slow_interval_ns: int = SECOND_NS,
+        deadline_ns: int = 2 * SECOND_NS,
+        library_dir: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        to_monotonic: ToMonotonic | None = None,
+        root: Path = PROC,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.name = "nvml"
+        self.tables: Sequence[Table] = (GPU_SAMPLE, GPU_PROCESS, EVENT)
+        self.period_ns = SECOND_NS // 2
+        self._targets = targets
+        self._interval_ns = interval_ns
+        self._slow_interval_ns = slow_interval_ns
+        self._deadline_ns = deadline_ns
+        self._library_dir = library_dir
+        self._env = env
+        self._to_monotonic = to_monotonic
+        self._clock = clock
+        self._namer = ProcessNamer(root)
+        self._samplers: dict[SamplerProcess, _Cost] = {}
+        self._hanging: list[SamplerProcess] = []
+        self._retries: list[_Retry] = []
+        self._pauses: dict[tuple[int, ...], int] = {}
+        self._lost: set[int] = set()
+        self._gpus: dict[int, dict[str, Any]] = {}
+        self._versions: dict[str, str | None] = {}
+        self._health: dict[int, dict[str, int]] = {}
+        self._errors: dict[str, int] = {}
+        self._unseen: set[int] = set()
+        self._start_ns = 0
+        self._n_rows = 0
+        self._n_lost = 0
+        self._past_cost_ns = 0
+        self._past_driver_ns = 0
+        self._early: list[Frame] = []
+
+    def start(self) -> None:
+        """Start the sampler; waits at most half a second for the library's answer.
+
+        Raises:
+            ProbeError: there is no NVML here.
+        """
+        self._start_ns = self._clock()
+        sampler = self._spawn(None)
+        self._early = list(sampler.wait(_HELLO_NS))
+        failures = [text for frame in self._early for text in frame.get("failed", ())]
+        if failures or (not self._early and sampler.has_ended()):
+            self._release(sampler)
+            reason = failures[0] if failures else "the sampler of NVML ended at once"
+            raise ProbeError(f"{reason}; {_REMEDY}")
+
+    def inventory(self, timeout_ns: int = 5 * SECOND_NS) -> Inventory:
+        """Return the GPUs found, waiting for the driver's first answer at most ``timeout_ns``."""
+        end = self._clock() + timeout_ns
+        self._note_hello(self._early)
+        while not self._gpus and self._clock() < end and self._samplers:
+            for sampler in self._samplers:
+                frames = sampler.wait(SECOND_NS // 20)
+                self._early.extend(frames)
+                self._note_hello(frames)
+            if all(sampler.has_ended() for sampler in self._samplers):
+                break
+        gpus = [self._gpus[index] for index in sorted(self._gpus)]
+        return Inventory(
+            gpus, self._versions.get("driver_version"), self._versions.get("nvml_version")
+        )
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Return what the children sent since the last call; never waits for the driver."""
+        batches: list[Batch] = []
+        events: list[dict[str, Any]] = []
+        early, self._early = self._early, []
+        for sampler in list(self._samplers):
+            frames = early + sampler.read()
+            early = []
+            self._take(sampler, frames, now_ns, batches, events)
+            stuck = sampler.stuck_call(now_ns, self._deadline_ns)
+            if stuck is not None:
+                self._give_up(sampler, now_ns, events, *stuck)
+            elif sampler.has_ended():
+                self._take(sampler, sampler.read(), now_ns, batches, events)
+                self._ended(sampler, now_ns, events)
+        self._try_again(now_ns)
+        return self._with_events(batches, events)
+
+    def stop(self) -> Iterable[Batch]:
+        """Stop the children and return what is left; a child that hangs is abandoned."""
+        batches = list(self.drain(self._clock()))
+        events: list[dict[str, Any]] = []
+        for sampler in list(self._samplers):
+            frames = sampler.finish(_FINISH_NS)
+            self._take(sampler, frames, self._clock(), batches, events)
+            self._release(sampler)
+        return self._with_events(batches, events)
+
+    def report(self) -> SourceReport:
+        """Return what was sampled, the CPU time of the children and their time in the driver."""
+        stats = [cost.stats for cost in self._samplers.values()]
+        notes = []
+        if self._lost:
+            names = ", ".join(gpu_name(device) for device in sorted(self._lost))
+            notes.append(f"{names} did not answer at the end")
+        if self._unseen:
+            notes.append(
+                f"{len(self._unseen)} processes on the GPUs are not visible here: "
+                "run in the host's PID namespace"
+            )
+        intervals = [item["interval_ns"] for item in stats if "interval_ns" in item]
+        if intervals and max(intervals) > self._interval_ns:
+            notes.append("the driver is slow, so it was asked less often")
+        return SourceReport(
+            name=self.name,
+            n_rows=self._n_rows,
+            n_lost=self._n_lost,
+            cost_ns=self._past_cost_ns + sum(item.get("cpu_ns", 0) for item in stats),
+            note="; ".join(notes),
+            details={
+                **self._versions,
+                "driver_ns": self._past_driver_ns + sum(item.get("driver_ns", 0) for item in stats),
+                "interval_ns": max(intervals, default=self._interval_ns),
+                "errors": self._errors,
+                "health": {str(device): health for device, health in self._health.items()},
+                "n_hanging": len(self._hanging),
+            },
+        )
+
+    def _spawn(self, devices: Sequence[int] | None, excluded: Sequence[int] = ()) -> SamplerProcess:
+        sampler = SamplerProcess(
+            self._interval_ns,
+            self._slow_interval_ns,
+            devices,
+            excluded,
+            self._library_dir,
+            self._env,
+            self._clock,
+        )
+        self._samplers[sampler] = _Cost()
+        return sampler
+
+    def _release(self, sampler: SamplerProcess) -> None:
+        """Forget a child, keeping its cost; remember it if it still hangs."""
+        sampler.abandon()
+        cost = self._samplers.pop(sampler, _Cost())
+        self._past_cost_ns += cost.stats.get("cpu_ns", 0)
+        self._past_driver_ns += cost.stats.get("driver_ns", 0)
+        if sampler.exit_code is None:
+            self._hanging.append(sampler)
+
+    def _note_hello(self, frames: Iterable[Frame]) -> None:
+        """Learn the GPUs; a child that leaves some alone tells only placeholders of them."""
+        for frame in frames:
+            for hello in frame.get("hello", ()):
+                self._versions = {
+                    "driver_version": hello["driver_version"],
+                    "nvml_version": hello["nvml_version"],
+                }
+                for gpu in hello["gpus"]:
+                    if len(gpu) > 2 or gpu["index"] not in self._gpus:
+                        self._gpus[gpu["index"]] = gpu
+
+    def _take(
+        self,
+        sampler: SamplerProcess,
+        frames: Sequence[Frame],
+        now_ns: int,
+        batches: list[Batch],
+        events: list[dict[str, Any]],
+    ) -> None:
+        """Add the rows and events of a child's frames."""
+        if not frames:
+            return
+        self._note_hello(frames)
+        if sampler.devices is None and self._gpus:
+            sampler.devices = set(self._gpus)
+
+        def all_of(kind: str) -> list[Any]:
+            return [row for frame in frames for row in frame.get(kind, ())]
+
+        rows = fast_rows(all_of("fast"))
+        self._recover({row["device"] for row in rows}, now_ns, events)
+        buffers = all_of("buffers")
+        if buffers:
+            mapping = self._to_monotonic or _mapping_now()
+            more, n_dropped = buffer_rows(buffers, mapping, self._start_ns, now_ns)
+            rows.extend(more)
+            self._n_lost += n_dropped
+        for time_ns, device, columns in all_of("gpm"):
+            rows.append({"time_ns": time_ns, "device": device, "source": "gpm", **columns})
+        if rows:
+            batches.append(sample_batch(rows))
+        targets = self._targets.pids() if self._targets is not None else set()
+        processes, unseen = process_rows(all_of("processes"), self._namer, targets)
+        self._unseen |= unseen
+        if processes:
+            batches.append(process_batch(processes))
+        for kind, time_ns, device, function, text in all_of("events"):
+            if kind == "lost":
+                self._lose(device, time_ns, f"{function} says: {text}", events)
+            else:
+                self._recover({device}, time_ns, events)
+        for time_ns, device, kind, data in all_of("xids"):
+            events.append(driver_event(time_ns, device, kind, data))
+        for time_ns, device, health, before in all_of("health"):
+            self._health[device] = health
+            events.extend(health_events(time_ns, device, health, before))
+        for text in all_of("failed"):
+            self._lose(ALL, now_ns, str(text), events)
+        for stats in all_of("stats"):
+            self._samplers.get(sampler, _Cost()).stats = stats
+            self._errors.update(stats["errors"])
+
+    def _lose(self, device: int, time_ns: int, reason: str, events: list[dict[str, Any]]) -> None:
+        """Report the loss of a device, once until it is back."""
+        if device in self._lost:
+            return
+        self._lost.add(device)
+        detail = f"{gpu_name(device)} cannot be sampled: {reason}."
+        events.append(device_event(time_ns, "source_lost", device, detail))
+
+    def _recover(self, devices: Iterable[int], time_ns: int, events: list[dict[str, Any]]) -> None:
+        """Report devices that were lost and are sampled again."""
+        found = set(devices)
+        for device in sorted(self._lost & (found | {ALL} if found else set())):
+            self._lost.discard(device)
+            detail = f"{gpu_name(device)} is sampled again."
+            events.append(device_event(time_ns, "source_recovered", device, detail))
+
+    def _give_up(
+        self,
+        sampler: SamplerProcess,
+        now_ns: int,
+        events: list[dict[str, Any]],
+        device: int,
+        function: str,
+        duration_ns: int,
+    ) -> None:
+        """Abandon a child that is stuck; go on with the other devices in a new one."""
+        devices = sampler.devices
+        self._release(sampler)
+        reason = f"{function} has not returned for {duration_ns / 1e9:.1f} s"
+        self._lose(device, now_ns - duration_ns, reason, events)
+        if device == ALL:
+            self._later(None if devices is None else sorted(devices), now_ns)
+            return
+        self._later([device], now_ns)
+        rest = sorted((devices or set(self._gpus)) - {device})
+        if rest:
+            self._spawn(rest, [device])
+        elif devices is None and not self._gpus:
+            self._spawn(None, [device])
+
+    def _ended(self, sampler: SamplerProcess, now_ns: int, events: list[dict[str, Any]]) -> None:
+        """Note the end of a child, and plan another."""
+        devices = sampler.devices
+        code = sampler.exit_code
+        self._release(sampler)
+        text = f"the sampler of NVML ended (exit code {code})"
+        for device in sorted(devices) if devices else [ALL]:
+            self._lose(device, now_ns, text, events)
+        self._later(None if devices is None else sorted(devices), now_ns)
+
+    def _later(self, devices: list[int] | None, now_ns: int) -> None:
+        """Plan to try devices again, later at each time."""
+        key = tuple(devices) if devices is not None else (ALL,)
+        pause = self._pauses.get(key, _FIRST_PAUSE_NS)
+        self._pauses[key] = min(2 * pause, _LONGEST_PAUSE_NS)
+        self._retries.append(_Retry(devices, now_ns + pause))
+
+    def _try_again(self, now_ns: int) -> None:
+        """Start children for devices whose time has come, unless too many already hang."""
+        self._hanging = [sampler for sampler in self._hanging if sampler.exit_code is None]
+        due = [retry for retry in self._retries if retry.due_ns <= now_ns]
+        if not due or len(self._hanging) >= _MAX_HANGING:
+            return
+        self._retries = [retry for retry in self._retries if retry.due_ns > now_ns]
+        for retry in due:
+            self._spawn(retry.devices)
+
+    def _with_events(self, batches: list[Batch], events: list[dict[str, Any]]) -> list[Batch]:
+        if events:
+            columns = {name: [event.get(name) for event in events] for name in EVENT.column_names}
+            batches.append(make_batch(EVENT, columns))
+        self._n_rows += sum(batch.rows.num_rows for batch in batches)
+        return batches
+
+
+def inventory(
+    library_dir: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_ns: int = 5 * SECOND_NS,
+) -> Inventory:
+    """Return the GPUs of this host.
+
+    Args:
+        library_dir: Folder to look for ``libnvidia-ml.so.1`` in first.
+        env: Further variables of the child's environment.
+        timeout_ns: Most time to wait for the driver.
+
+    Raises:
+        ProbeError: there is no NVML here, or it does not answer.
+    """
+    probe = NvmlProbe(
+        interval_ns=SECOND_NS, slow_interval_ns=60 * SECOND_NS, library_dir=library_dir, env=env
+    )
+    probe.start()
+    found = probe.inventory(timeout_ns)
+    list(probe.stop())
+    if not found.gpus:
+        raise ProbeError(f"NVML did not answer within {timeout_ns / 1e9:g} s; {_REMEDY}")
+    return found
+
+
+def gpus(
+    library_dir: Path | None = None, env: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Return the GPUs of this host, each a dict with the fields of the manifest's ``Gpu``.
+
+    Raises:
+        ProbeError: there is no NVML here, or it does not answer.
+    """
+    return inventory(library_dir, env).gpus
+
+
+def _mapping_now() -> ToMonotonic:
+    """Map by the clocks as they stand to each other now."""
+    anchor = read_anchor(ClockReaders())
+    offset = anchor.realtime_ns - anchor.monotonic_ns
+    return lambda realtime_ns: (realtime_ns - offset, anchor.error_ns)

@@ -1,0 +1,227 @@
+"""What NVML tells slowly or what changes slowly: processes, limits, links, buffers, health, GPM.
+
+Runs in a thread of the sampler's child process, so that its calls (PCIe throughput takes 20 ms a
+counter) never hold up the fast samples.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from probes.gpu.driver import DeviceLostError, Driver, fields, number
+from probes.gpu.gpm import GpmSampler
+
+#: Kinds of the driver's sample buffers: NVML's number and column.
+BUFFERS = ((0, "power_mw"), (1, "util_pct"), (2, "memory_util_pct"), (5, "sm_clock_mhz"))
+
+_FIELDS_PCIE = (197, 198)
+_FIELDS_NVLINK = (138, 139)
+_ALL_LINKS = 0xFFFFFFFF
+_SECOND_NS = 1_000_000_000
+_PCIE_NS = 2 * _SECOND_NS
+_HEALTH_NS = 30 * _SECOND_NS
+
+#: Takes a kind of row and a row.
+Put = Callable[[str, Any], None]
+
+
+class SlowSampler:
+    """Samples each device about once a second.
+
+    Args:
+        driver: The thread's door to the driver.
+        handles: NVML handles by index of the device.
+        put: Takes what is found.
+        interval_ns: Time between two rounds.
+    """
+
+    def __init__(self, driver: Driver, handles: dict[int, Any], put: Put, interval_ns: int) -> None:
+        self._driver = driver
+        self._handles = handles
+        self._put = put
+        self._interval_ns = interval_ns
+        self._gpm = GpmSampler(driver, handles)
+        self._lock = threading.Lock()
+        self._once: dict[int, dict[str, Any]] = {}
+        self._settings: dict[int, dict[str, Any]] = {}
+        self._start_us = time.time_ns() // 1000
+        self._since_us: dict[tuple[int, int], int] = {}
+        self._counters: dict[tuple[int, int], tuple[int, int]] = {}
+        self._health: dict[int, dict[str, int]] = {}
+
+    def run(
+        self,
+        stop: threading.Event,
+        is_lost: Callable[[int], bool],
+        lose: Callable[[int, DeviceLostError], None],
+    ) -> None:
+        """Sample until told to stop; lost devices are left alone, and new losses told."""
+        pcie_due = health_due = 0
+        while not stop.is_set():
+            begin = time.monotonic_ns()
+            with_pcie, with_health = begin >= pcie_due, begin >= health_due
+            pcie_due = begin + _PCIE_NS if with_pcie else pcie_due
+            health_due = begin + _HEALTH_NS if with_health else health_due
+            for device, handle in list(self._handles.items()):
+                if is_lost(device) or stop.is_set():
+                    continue
+                try:
+                    self._sample(device, handle, with_pcie)
+                    if with_health:
+                        self._read_health(device, handle)
+                except DeviceLostError as error:
+                    self._forget(device)
+                    lose(device, error)
+            left = self._interval_ns - (time.monotonic_ns() - begin)
+            stop.wait(max(left, 0) / 1e9)
+
+    def take(self, device: int) -> dict[str, Any]:
+        """Return columns for the next fast row: settings that hold, and new values, once each."""
+        with self._lock:
+            return {**self._settings.get(device, {}), **self._once.pop(device, {})}
+
+    def _forget(self, device: int) -> None:
+        """Drop what was read of a device that is gone."""
+        self._gpm.forget(device)
+        with self._lock:
+            self._once.pop(device, None)
+            self._settings.pop(device, None)
+
+    def _sample(self, device: int, handle: Any, with_pcie: bool) -> None:
+        self._read_settings(device, handle)
+        self._read_processes(device, handle)
+        self._read_buffers(device, handle)
+        columns = self._gpm.sample(device)
+        if columns is not None:
+            self._put("gpm", (time.monotonic_ns(), device, columns))
+        call = self._driver.call
+        once: dict[str, Any] = {
+            "pcie_link_gen": call("nvmlDeviceGetCurrPcieLinkGeneration", device, handle),
+            "pcie_link_width": call("nvmlDeviceGetCurrPcieLinkWidth", device, handle),
+            **self._read_links(device, handle, with_pcie),
+        }
+        with self._lock:
+            self._once[device] = {key: value for key, value in once.items() if value is not None}
+
+    def _read_settings(self, device: int, handle: Any) -> None:
+        """Limits: settings that hold until they are changed."""
+        call = self._driver.call
+        settings = {
+            "power_limit_mw": call("nvmlDeviceGetEnforcedPowerLimit", device, handle),
+            "power_limit_default_mw": call(
+                "nvmlDeviceGetPowerManagementDefaultLimit", device, handle
+            ),
+            "power_limit_requested_mw": call("nvmlDeviceGetPowerManagementLimit", device, handle),
+            "sm_clock_max_mhz": call("nvmlDeviceGetMaxClockInfo", device, handle, 1),
+        }
+        with self._lock:
+            self._settings.setdefault(device, {}).update(settings)
+
+    def _read_processes(self, device: int, handle: Any) -> None:
+        """Processes with a context, those through MPS, and the SM share of each."""
+        compute = self._process_list(device, handle, "Compute")
+        through_mps = self._process_list(device, handle, "MPSCompute")
+        graphics = self._process_list(device, handle, "Graphics")
+        key = (device, -1)
+        since = self._since_us.get(key, self._start_us)
+        items = self._driver.call("nvmlDeviceGetProcessUtilization", device, handle, since) or []
+        shares: dict[int, tuple[int, int, int]] = {}
+        for item in items:
+            stamp, pid = int(item.timeStamp), int(item.pid)
+            if stamp > shares.get(pid, (0, 0, 0))[0]:
+                shares[pid] = (stamp, int(item.smUtil), int(item.memUtil))
+            self._since_us[key] = max(self._since_us.get(key, since), stamp)
+        lists = (compute, through_mps, graphics)
+        self._put("processes", (time.monotonic_ns(), device, *lists, shares))
+
+    def _process_list(
+        self, device: int, handle: Any, kind: str
+    ) -> list[tuple[int, int | None]] | None:
+        """Pid and memory of each process; None when the driver does not tell."""
+        for version in ("_v3", "_v2"):
+            name = f"nvmlDeviceGet{kind}RunningProcesses{version}"
+            items = self._driver.call(name, device, handle)
+            if items is not None:
+                return [(int(item.pid), item.usedGpuMemory) for item in items]
+        return None
+
+    def _read_buffers(self, device: int, handle: Any) -> None:
+        """The driver's own samples since the last look, with its times (wall clock, in us)."""
+        for kind, column in BUFFERS:
+            key = (device, kind)
+            since = self._since_us.get(key, self._start_us)
+            result = self._driver.call(
+                "nvmlDeviceGetSamples", device, handle, kind, since, variant=kind
+            )
+            if result is None:
+                continue
+            value_type, samples = result
+            rows = [(int(item.timeStamp), number(value_type, item.sampleValue)) for item in samples]
+            rows = sorted((row for row in rows if row[0] > since), key=lambda row: row[0])
+            if not rows:
+                continue
+            stamps = [row[0] for row in rows]
+            if key in self._since_us:
+                stamps.insert(0, self._since_us[key])
+            self._since_us[key] = stamps[-1]
+            self._put("buffers", (device, column, rows))
+            if column == "util_pct" and len(stamps) > 1:
+                gaps = sorted(after - before for before, after in pairwise(stamps))
+                with self._lock:
+                    settings = self._settings.setdefault(device, {})
+                    settings["period_ns"] = gaps[len(gaps) // 2] * 1000
+
+    def _read_links(self, device: int, handle: Any, with_pcie: bool) -> dict[str, float | None]:
+        """Bytes per second over PCIe and NVLink."""
+        rates: dict[str, float | None] = {}
+        names = ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s")
+        counters = fields(self._driver, device, handle, _FIELDS_PCIE)
+        for position, name in enumerate(names):
+            counter = counters[position]
+            if counter is not None:
+                rates[name] = self._rate(device, _FIELDS_PCIE[position], counter, 1)
+            elif with_pcie:
+                value = self._driver.call(
+                    "nvmlDeviceGetPcieThroughput", device, handle, position, variant=position
+                )
+                rates[name] = None if value is None else value * 1024.0
+        names = ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
+        links = [(field, _ALL_LINKS) for field in _FIELDS_NVLINK]
+        for position, counter in enumerate(fields(self._driver, device, handle, links)):
+            if counter is not None:
+                field = _FIELDS_NVLINK[position]
+                rates[names[position]] = self._rate(device, field, counter, 1024)
+        return rates
+
+    def _rate(self, device: int, field: int, counter: int, unit: int) -> float | None:
+        """Bytes per second since the last look; None at first and when the counter went back."""
+        now = time.monotonic_ns()
+        before = self._counters.get((device, field))
+        self._counters[device, field] = (now, counter)
+        if before is None or counter < before[1] or now <= before[0]:
+            return None
+        return (counter - before[1]) * unit * 1e9 / (now - before[0])
+
+    def _read_health(self, device: int, handle: Any) -> None:
+        """Memory errors and MIG mode; the parent makes an event of a change."""
+        call = self._driver.call
+        health: dict[str, int] = {}
+        uncorrected = call("nvmlDeviceGetTotalEccErrors", device, handle, 1, 0)
+        if isinstance(uncorrected, int):
+            health["uncorrected_ecc_errors"] = uncorrected
+        rows = call("nvmlDeviceGetRemappedRows", device, handle)
+        if isinstance(rows, (tuple, list)) and len(rows) == 4:
+            names = ("correctable", "uncorrectable", "pending", "failed")
+            for name, row in zip(names, rows, strict=True):
+                health[f"remapped_rows_{name}"] = int(row)
+        mig = call("nvmlDeviceGetMigMode", device, handle)
+        if isinstance(mig, (tuple, list)) and mig:
+            health["mig_mode"] = int(mig[0])
+        before = self._health.get(device)
+        self._health[device] = health
+        if health != before:
+            self._put("health", (time.monotonic_ns(), device, health, before))

@@ -1,0 +1,160 @@
+"""Turns what the sampler of NVML sends into columns, leaving out what cannot be true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.schema import GPU_PROCESS, GPU_SAMPLE
+from probes.gpu.nvml_child import FAST_COLUMNS
+from probes.host import proc
+from probes.probe import Batch, make_batch
+
+#: Maps a wall-clock time in ns to CLOCK_MONOTONIC and the error bound of that, both in ns.
+ToMonotonic = Callable[[int], tuple[int, int]]
+#: Columns whose values may be larger than a 32-bit number.
+_WIDE = {"energy_mj", "memory_used_bytes", "memory_total_bytes", "clock_reasons"}
+_UNCHECKED = {"time_ns", "sample_ns", "period_ns", "query_ns", "source", "device", "is_repeated"}
+#: Shares of a process up to here are rounding and are cut to 100; beyond are blanks or garbage.
+_MOST_SHARE = 200
+_MANY_PROCESSES = 4096
+
+
+def clean(column: str, value: Any) -> Any:
+    """Return the value of a column of ``gpu_sample``, None for one that cannot be true."""
+    if value is None or column in _UNCHECKED:
+        return value
+    if column.endswith("_pct"):
+        return value if 0 <= value <= 100 else None
+    most = 1 << 60 if column in _WIDE or column.endswith("_per_s") else 1 << 31
+    return value if 0 <= value < most else None
+
+
+def sample_batch(rows: Sequence[Mapping[str, Any]]) -> Batch:
+    """Return a batch of ``gpu_sample`` from rows of its columns."""
+    columns = {
+        name: [clean(name, row.get(name)) for row in rows] for name in GPU_SAMPLE.column_names
+    }
+    return make_batch(GPU_SAMPLE, columns)
+
+
+def fast_rows(items: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return rows of the fast samples; each has the settings and new slow values beside it."""
+    return [
+        {**dict(zip(FAST_COLUMNS, row, strict=True)), **extra, "source": "nvml"}
+        for row, extra in items
+    ]
+
+
+def buffer_rows(
+    items: Iterable[tuple[int, str, Sequence[tuple[int, float | None]]]],
+    to_monotonic: ToMonotonic,
+    start_ns: int,
+    now_ns: int,
+) -> tuple[list[dict[str, Any]], int]:
+    """Return rows of the driver's own samples at the driver's times, and how many were dropped.
+
+    Args:
+        items: Device, column, and the samples: wall-clock time in us and value.
+        to_monotonic: Maps wall-clock ns to CLOCK_MONOTONIC with an error bound.
+        start_ns: Begin of the recording; a sample from before it is dropped.
+        now_ns: The present; a sample from after it (beyond the error bound) is dropped.
+    """
+    merged: dict[tuple[int, int], dict[str, Any]] = {}
+    for device, column, samples in items:
+        for stamp_us, value in samples:
+            merged.setdefault((device, stamp_us), {})[column] = value
+    rows = []
+    n_dropped = 0
+    for (device, stamp_us), columns in merged.items():
+        time_ns, error_ns = to_monotonic(stamp_us * 1000)
+        if time_ns + error_ns < start_ns or time_ns - error_ns > now_ns:
+            n_dropped += 1
+            continue
+        row = {"time_ns": time_ns, "sample_ns": time_ns, "device": device, "source": "nvml_buffer"}
+        rows.append({**row, **columns})
+    return rows, n_dropped
+
+
+class ProcessNamer:
+    """Names and containers of the processes that the driver lists.
+
+    Args:
+        root: Where /proc is.
+    """
+
+    def __init__(self, root: Path = proc.PROC) -> None:
+        self._root = root
+        self._containers: dict[int, tuple[str, str | None]] = {}
+
+    def name(self, pid: int) -> str | None:
+        """Return the name of a process; None when there is no such process here."""
+        data = proc.read_bytes(f"{self._root}/{pid}/comm", 64)
+        return None if data is None else data.decode("utf-8", "replace").rstrip("\n")
+
+    def container(self, pid: int, name: str) -> str | None:
+        """Return the container of a process, remembered while its name stays the same."""
+        known = self._containers.get(pid)
+        if known is None or known[0] != name:
+            if len(self._containers) > _MANY_PROCESSES:
+                self._containers.clear()
+            known = (name, proc.container_id(proc.read_cgroups(pid, self._root)))
+            self._containers[pid] = known
+        return known[1]
+
+
+def process_rows(
+    items: Iterable[tuple[Any, ...]], namer: ProcessNamer, targets: set[int]
+) -> tuple[list[dict[str, Any]], set[int]]:
+    """Return rows of ``gpu_process``, and the pids listed that no process here has.
+
+    Args:
+        items: Time, device, compute, MPS and graphics lists (None: not told), and SM shares.
+        namer: Tells names and containers.
+        targets: Ids of the recorded processes.
+    """
+    rows: list[dict[str, Any]] = []
+    unseen: set[int] = set()
+    for time_ns, device, compute, through_mps, graphics, shares in items:
+        types: dict[int, str | None] = dict.fromkeys(shares)
+        memory: dict[int, int | None] = {}
+        for kind, listed in (("G", graphics), ("C", compute), ("M+C", through_mps)):
+            for pid, used in listed or ():
+                types[pid] = kind
+                memory[pid] = used if memory.get(pid) is None else memory[pid]
+        for pid, type_ in types.items():
+            name = namer.name(pid) if pid > 0 else None
+            if name is None:
+                if type_ is not None:
+                    unseen.add(pid)
+                continue
+            _, sm_share, memory_share = shares.get(pid, (0, None, None))
+            rows.append(
+                {
+                    "time_ns": time_ns,
+                    "device": device,
+                    "pid": pid,
+                    "type": type_,
+                    "memory_bytes": clean("memory_used_bytes", memory.get(pid)),
+                    "sm_util_pct": _share(sm_share),
+                    "memory_util_pct": _share(memory_share),
+                    "name": name,
+                    "container": namer.container(pid, name),
+                    "is_target": pid in targets,
+                }
+            )
+    return rows, unseen
+
+
+def process_batch(rows: Sequence[Mapping[str, Any]]) -> Batch:
+    """Return a batch of ``gpu_process`` from rows of its columns."""
+    columns = {name: [row.get(name) for row in rows] for name in GPU_PROCESS.column_names}
+    return make_batch(GPU_PROCESS, columns)
+
+
+def _share(value: int | None) -> float | None:
+    """A process's share, cut to 100; None for blanks and garbage."""
+    if value is None or not 0 <= value <= _MOST_SHARE:
+        return None
+    return float(min(value, 100))

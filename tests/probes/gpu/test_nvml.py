@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.manifest import Gpu
+from analysis.schema import EVENT, GPU_PROCESS, GPU_SAMPLE
+from probes.gpu import nvml
+from probes.gpu.nvml import NvmlProbe, inventory
+from probes.probe import Batch, ProbeError
+
+Faults = Callable[..., Path]
+Row = dict[str, Any]
+MS = 1_000_000
+
+
+class Targets:
+    def pids(self) -> set[int]:
+        return {os.getpid()}
+
+
+class Recording:
+    """Rows of a probe by table."""
+
+    def __init__(self, probe: NvmlProbe) -> None:
+        self.probe = probe
+        self.samples: list[Row] = []
+        self.processes: list[Row] = []
+        self.events: list[Row] = []
+
+    def drain(self) -> None:
+        began = time.monotonic()
+        self.add(list(self.probe.drain(time.monotonic_ns())))
+        assert time.monotonic() - began < 1.0
+
+    def add(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            assert batch.rows.schema.equals(batch.table.arrow_schema())
+            place = {GPU_SAMPLE: self.samples, GPU_PROCESS: self.processes, EVENT: self.events}
+            place[batch.table].extend(batch.rows.to_pylist())
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> bool:
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            self.drain()
+            if condition():
+                return True
+            time.sleep(0.05)
+        return False
+
+    def of(self, device: int, source: str = "nvml") -> list[Row]:
+        return [row for row in self.samples if (row["device"], row["source"]) == (device, source)]
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.events]
+
+
+@contextmanager
+def recording(mock: Path, faults: Path, **more: Any) -> Iterator[Recording]:
+    env = {"MOCK_NVML": str(faults), "MOCK_COMPUTE": f"{os.getpid()}", **more.pop("env", {})}
+    options = {"interval_ns": 20 * MS, "slow_interval_ns": 100 * MS, "deadline_ns": 400 * MS}
+    options.update(more)
+    probe = NvmlProbe(Targets(), library_dir=mock, env=env, **options)
+    result = Recording(probe)
+    probe.start()
+    try:
+        yield result
+    finally:
+        result.add(list(probe.stop()))
+
+
+def test_what_is_sampled(mock_nvml: Path, faults: Faults) -> None:
+    with recording(mock_nvml, faults()) as rec:
+        assert rec.until(lambda: len(rec.of(0)) > 20 and len(rec.of(1)) > 20)
+        assert rec.until(lambda: any(row["nvlink_tx_bytes_per_s"] for row in rec.of(0)))
+    assert not rec.events
+    row = next(row for row in rec.of(1) if row["power_limit_mw"] is not None)
+    expected = {
+        "util_pct": 43.0,
+        "memory_util_pct": 7.0,
+        "power_mw": 310_000,
+        "power_instant_mw": 420_000,
+        "energy_mj": 5_000_000_000,
+        "power_limit_mw": 700_000,
+        "power_limit_requested_mw": 650_000,
+        "power_limit_default_mw": None,
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 2619,
+        "sm_clock_max_mhz": 1980,
+        "clock_reasons": 4,
+        "temperature_celsius": 61,
+        "memory_used_bytes": 20 << 30,
+        "memory_total_bytes": 80 << 30,
+    }
+    assert {name: row[name] for name in expected} == expected
+    assert row["query_ns"] > 0
+    times = [row["time_ns"] for row in rec.of(0)]
+    assert times == sorted(times)
+    assert len(set(times)) == len(times)
+    report = rec.probe.report()
+    assert report.n_rows == len(rec.samples) + len(rec.processes)
+    assert report.cost_ns and report.cost_ns > 0
+    assert report.details and report.details["driver_version"] == "590.48.01"
+
+
+def test_slow_values_come_once_and_settings_hold(mock_nvml: Path, faults: Faults) -> None:
+    with recording(mock_nvml, faults()) as rec:
+        assert rec.until(lambda: len(rec.of(0)) > 40)
+    rows = rec.of(0)
+    generations = [row["pcie_link_gen"] for row in rows]
+    assert 5 in generations
+    assert generations.count(None) > len(rows) / 2
+    assert next(row["pcie_link_width"] for row in rows if row["pcie_link_gen"]) == 16
+    rates = {row["pcie_tx_bytes_per_s"] for row in rows} - {None}
+    assert rates == {1_024_000.0}
+    links = [row["nvlink_tx_bytes_per_s"] for row in rows if row["nvlink_tx_bytes_per_s"]]
+    assert all(0.5e6 < rate < 2e6 for rate in links)  # 1 KiB a millisecond
+    first = next(i for i, row in enumerate(rows) if row["power_limit_mw"])
+    assert all(row["power_limit_mw"] == 700_000 for row in rows[first:])
+
+
+def test_processes_and_their_shares(mock_nvml: Path, faults: Faults) -> None:
+    parent = os.getppid()
+    env = {"MOCK_COMPUTE": f"{os.getpid()},{parent},4194303", "MOCK_MPS": f"{parent}"}
+    with recording(mock_nvml, faults(), env=env) as rec:
+        assert rec.until(lambda: len(rec.processes) > 8)
+    assert {row["pid"] for row in rec.processes} == {os.getpid(), parent}
+    own = [row for row in rec.processes if row["pid"] == os.getpid()]
+    assert {row["type"] for row in own} == {"C"}
+    assert {row["sm_util_pct"] for row in own} == {100.0}
+    assert {row["memory_util_pct"] for row in own} == {3.0}
+    assert {row["memory_bytes"] for row in own} == {1 << 30}
+    assert all(row["is_target"] for row in own)
+    assert own[0]["name"] == Path("/proc/self/comm").read_text().strip()
+    other = [row for row in rec.processes if row["pid"] == parent]
+    assert {row["type"] for row in other} == {"M+C"}
+    assert {row["memory_bytes"] for row in other} == {1 << 30}
+    assert not any(row["is_target"] for row in other)
+    assert "1 processes on the GPUs are not visible here" in rec.probe.report().note
+
+
+def test_the_drivers_own_samples_are_mapped_to_monotonic(mock_nvml: Path, faults: Faults) -> None:
+    shift_ns = 1118 * 10**9
+
+    def to_monotonic(realtime_ns: int) -> tuple[int, int]:
+        offset = time.time_ns() - time.monotonic_ns()
+        return realtime_ns - offset, 5000
+
+    with recording(mock_nvml, faults(), to_monotonic=to_monotonic) as rec:
+        assert rec.until(lambda: len(rec.of(0, "nvml_buffer")) > 8)
+    rows = rec.of(0, "nvml_buffer")
+    assert {row["util_pct"] for row in rows} == {55.0}
+    assert {row["memory_util_pct"] for row in rows} == {None}
+    assert all(row["sample_ns"] == row["time_ns"] for row in rows)
+    steps = [b["time_ns"] - a["time_ns"] for a, b in pairwise(rows)]
+    assert all(abs(step - 100 * MS) < 2 * MS for step in steps)
+    assert any(
+        row["period_ns"] is not None and abs(row["period_ns"] - 100 * MS) < MS for row in rec.of(0)
+    )
+
+    with recording(
+        mock_nvml, faults(), to_monotonic=lambda t: (to_monotonic(t)[0] + shift_ns, 5000)
+    ) as shifted:
+        assert shifted.until(lambda: len(shifted.of(0)) > 20)
+        assert shifted.until(lambda: shifted.probe.report().n_lost > 0)
+    assert not shifted.of(0, "nvml_buffer")
+
+
+def test_what_is_not_supported_is_null(mock_nvml: Path, faults: Faults) -> None:
+    path = faults(
+        "nvmlDeviceGetTemperature * 3",
+        "nvmlDeviceGetFieldValues * 13",
+        "nvmlDeviceGetMemoryInfo 1 25",
+        "nvmlDeviceGetClockInfo 1 999",
+        "nvmlDeviceGetUtilizationRates 1 3",
+        "nvmlDeviceGetComputeRunningProcesses_v3 * 2",
+    )
+    with recording(mock_nvml, path) as rec:
+        assert rec.until(lambda: len(rec.of(1)) > 20)
+    assert not rec.events
+    row = rec.of(1)[-1]
+    for name in ("temperature_celsius", "memory_used_bytes", "util_pct", "sm_clock_mhz"):
+        assert row[name] is None, name
+    assert row["power_mw"] == 300_000
+    assert row["power_instant_mw"] is None
+    details = rec.probe.report().details
+    assert details and any("nvmlDeviceGetClockInfo" in name for name in details["errors"])
+
+
+def test_a_lost_gpu_is_one_event_and_a_gap_and_the_other_goes_on(
+    mock_nvml: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recording(mock_nvml, faults()) as rec:
+        assert rec.until(lambda: len(rec.of(1)) > 3)
+        faults("* 1 15")
+        assert rec.until(lambda: bool(rec.events))
+        n_lost, n_other = len(rec.of(1)), len(rec.of(0))
+        assert rec.until(lambda: len(rec.of(0)) > n_other + 20)
+        assert len(rec.of(1)) == n_lost
+        faults()
+        assert rec.until(lambda: "source_recovered" in rec.kinds())
+        assert rec.until(lambda: len(rec.of(1)) > n_lost)
+    assert rec.kinds() == ["source_lost", "source_recovered"]
+    assert rec.events[0]["name"] == "nvml gpu 1"
+    assert "GPU is lost" in rec.events[0]["detail"]
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"]
+)
+def test_a_call_that_never_returns_costs_one_device_a_gap(
+    mock_nvml: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    monkeypatch.setattr(nvml, "_FIRST_PAUSE_NS", 1500 * MS)
+    with recording(mock_nvml, faults()) as rec:
+        assert rec.until(lambda: len(rec.of(1)) > 3 and len(rec.of(0)) > 3)
+        faults(f"{function} 1 hang")
+        assert rec.until(lambda: bool(rec.events))
+        assert rec.kinds() == ["source_lost"]
+        assert f"{function} has not returned for" in rec.events[0]["detail"]
+        n_lost, n_other = len(rec.of(1)), len(rec.of(0))
+        assert rec.until(lambda: len(rec.of(0)) > n_other + 20)
+        assert len(rec.of(1)) == n_lost
+        faults()
+        assert rec.until(lambda: "source_recovered" in rec.kinds())
+        assert rec.until(lambda: len(rec.of(1)) > n_lost)
+    assert rec.kinds() == ["source_lost", "source_recovered"]
+    assert rec.probe.report().n_lost == 0
+
+
+def test_a_library_that_hangs_at_once_does_not_hold_up_anything(
+    mock_nvml: Path, faults: Faults
+) -> None:
+    began = time.monotonic()
+    with recording(mock_nvml, faults("nvmlInit_v2 * hang", "nvmlInitWithFlags * hang")) as rec:
+        assert time.monotonic() - began < 2
+        assert rec.until(lambda: bool(rec.events))
+        assert "nvmlInit has not returned" in rec.events[0]["detail"]
+        assert rec.events[0]["name"] == "nvml"
+    assert rec.kinds() == ["source_lost"]
+    assert "NVML did not answer" in rec.probe.report().note
+
+
+def test_a_sampler_that_is_killed_is_replaced(
+    mock_nvml: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "_FIRST_PAUSE_NS", 100 * MS)
+    with recording(mock_nvml, faults()) as rec:
+        assert rec.until(lambda: len(rec.of(0)) > 3)
+        [sampler] = rec.probe._samplers
+        os.kill(sampler.pid, 9)
+        assert rec.until(lambda: rec.kinds().count("source_recovered") == 2)
+    assert rec.kinds() == ["source_lost"] * 2 + ["source_recovered"] * 2
+    assert "exit code -9" in rec.events[0]["detail"]
+
+
+def test_it_backs_off_when_the_driver_is_slow(mock_nvml: Path, faults: Faults) -> None:
+    with recording(mock_nvml, faults("nvmlDeviceGetTemperature * slow")) as rec:
+        assert rec.until(lambda: "asked less often" in rec.probe.report().note, 15)
+    assert not rec.events
+    assert any(row["query_ns"] > 25 * MS for row in rec.of(0))
+
+
+def test_an_xid_is_an_event(mock_nvml: Path, faults: Faults) -> None:
+    with recording(mock_nvml, faults(), env={"MOCK_XID": "79"}) as rec:
+        assert rec.until(lambda: bool(rec.events))
+    [event] = rec.events
+    assert (event["kind"], event["name"]) == ("xid", "xid 79")
+    assert "GPU 1" in event["detail"]
+
+
+def test_inventory_fits_the_manifest(mock_nvml: Path, faults: Faults) -> None:
+    found = inventory(mock_nvml, {"MOCK_NVML": str(faults())})
+    assert [Gpu(**gpu) for gpu in found.gpus] == [
+        Gpu(index, f"Mock {index}", f"GPU-mock-{index}", 80 << 30, 700_000, 1980)
+        for index in range(2)
+    ]
+    assert found.driver_version == "590.48.01"
+    assert not found.is_simulated
+
+
+def test_without_the_library_it_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
+    with pytest.raises(ProbeError, match="nvidia-smi"):
+        NvmlProbe(library_dir=tmp_path, env={"LD_LIBRARY_PATH": str(tmp_path)}).start()
+    with pytest.raises(ProbeError, match="nvidia-smi"):
+        nvml.gpus(tmp_path)
+
+
+def test_no_child_is_left_behind(mock_nvml: Path, faults: Faults) -> None:
+    with recording(mock_nvml, faults()) as rec:
+        assert rec.until(lambda: bool(rec.samples))
+        [sampler] = rec.probe._samplers
+        pid = sampler.pid
+    assert rec.probe.report().details["n_hanging"] == 0 or sampler.exit_code is not None
+    end = time.monotonic() + 5
+    while sampler.exit_code is None and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
