@@ -219,7 +219,7 @@ class NvmlProbe:
                 "interval_ns": max(intervals, default=self._interval_ns),
                 "errors": self._errors,
                 "health": {str(device): health for device, health in self._health.items()},
-                "n_hanging": len(self._hanging),
+                "n_hanging": sum(child.exit_code is None for child in self._hanging),
             },
         )
 

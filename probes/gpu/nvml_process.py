@@ -27,6 +27,8 @@ from probes.gpu.nvml_child import FRAME_HEAD, Config
 MAX_FRAME_BYTES = 64 << 20
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
+#: A child that closed its pipe is on its way out: it gets this long to be gone.
+_EXIT_S = 0.1
 _CODE = "from probes.gpu.nvml_child import main; main()"
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -158,6 +160,9 @@ class SamplerProcess:
         frames: list[Frame] = []
         while self._is_open and self._clock() < end:
             frames.extend(self.wait(max(end - self._clock(), 0)))
+        if not self._is_open:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(_EXIT_S)
         self.abandon()
         return frames
 
