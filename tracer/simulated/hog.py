@@ -1,7 +1,7 @@
 """A process that burns CPU with no GPU in sight: ``python -m tracer.simulated.hog --config FILE``.
 
-The configuration is a JSON object: ``name`` of the process, ``cpus`` it stays on, ``n_threads``,
-and ``busy_s`` and ``idle_s`` of each thread's rhythm (no ``idle_s`` burns without a pause).
+The configuration is a JSON object: ``name`` of the process, ``cpus`` it stays on, and
+``busy_s`` and ``idle_s`` of its rhythm (no ``idle_s`` burns without a pause).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import json
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -41,10 +40,7 @@ def main() -> None:
     config = json.loads(parser.parse_args().config.read_text(encoding="utf-8"))
     os.sched_setaffinity(0, config["cpus"])
     name_process(config["name"])
-    arguments = (config["busy_s"], config["idle_s"])
-    for _ in range(config["n_threads"] - 1):
-        threading.Thread(target=burn, args=arguments, daemon=True).start()
-    burn(*arguments)
+    burn(config["busy_s"], config["idle_s"])
 
 
 if __name__ == "__main__":

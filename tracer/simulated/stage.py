@@ -170,6 +170,10 @@ class Stage:
         """Wait until that share of the recording is over; False when the stage ended before."""
         return not self._ended.wait(max(0.0, self._begin + share * self.duration_s - _now()))
 
+    def wait(self) -> None:
+        """Return when the stage is taken down."""
+        self._ended.wait()
+
     def mark_begin(self) -> None:
         """Note that the recording begins now."""
         self._begin = _now()

@@ -8,7 +8,7 @@ from tracer.simulated.stage import Stage
 def happen(stage: Stage) -> None:
     """Compile a new kernel's host code once, with a real compiler."""
     if stage.at(0.3):
-        stage.order("compile", n_lines=400, tag=f"fused_{stage.seed}")
+        stage.order("compile", n_lines=700, tag=f"fused_{stage.seed}")
 
 
 SCENARIO = Scenario(

@@ -13,7 +13,6 @@ def prepare(stage: Stage) -> None:
         {
             "name": "report-gen",
             "cpus": stage.cpus.others,
-            "n_threads": 1,
             "busy_s": 0.02,
             "idle_s": 0.02,
         },
