@@ -197,3 +197,37 @@ ENTRY nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) {
     event->data = atoi(getenv("MOCK_XID"));
     return 0;
 }
+
+struct metric { uint32_t id; int32_t code; double value; void *info[3]; };
+struct metrics { uint32_t version, n; void *sample1, *sample2; struct metric metrics[]; };
+struct support { uint32_t version, is_supported; };
+
+ENTRY nvmlGpmQueryDeviceSupport(void *h, struct support *support) {
+    CHECK(index_of(h));
+    support->is_supported = index_of(h) == 0; /* only the first GPU has GPM */
+    return 0;
+}
+ENTRY nvmlGpmSampleAlloc(void **sample) { *sample = malloc(8); return 0; }
+ENTRY nvmlGpmSampleGet(void *h, uint64_t *sample) { CHECK(index_of(h)); *sample = now_us(); return 0; }
+ENTRY nvmlGpmMetricsGet(struct metrics *request) {
+    CHECK(0);
+    if (*(uint64_t *)request->sample1 >= *(uint64_t *)request->sample2) return 2;
+    for (uint32_t i = 0; i < request->n; i++)
+        if (request->metrics[i].id == 179) return 2; /* an old driver refuses the whole request */
+    for (uint32_t i = 0; i < request->n; i++) {
+        struct metric *m = &request->metrics[i];
+        m->code = 0;
+        switch (m->id) {
+            case 2: m->value = 87.5; break;
+            case 3: m->value = 31.0; break;
+            case 5: m->value = 0.0 / 0.0; break;
+            case 10: m->value = 9999.0; break;
+            case 20: m->value = 2.0; break;
+            case 172: m->value = 300; break;
+            case 177: m->value = 200; break;
+            case 174: m->value = 1.5; break;
+            default: m->code = 3;
+        }
+    }
+    return 0;
+}

@@ -261,6 +261,25 @@ def test_a_sampler_that_is_killed_is_replaced(
     assert "exit code -9" in rec.events[0]["detail"]
 
 
+def test_gpm_where_there_is_it_each_metric_by_itself(mock_nvml: Path, faults: Faults) -> None:
+    with recording(mock_nvml, faults()) as rec:
+        assert rec.until(lambda: len(rec.of(0, "gpm")) > 3)
+    assert not rec.of(1, "gpm")
+    row = rec.of(0, "gpm")[-1]
+    expected = {
+        "sm_active_pct": 87.5,
+        "sm_occupancy_pct": 31.0,
+        "tensor_active_pct": None,
+        "dram_active_pct": None,
+        "pcie_tx_bytes_per_s": 2.0 * 2**20,
+        "n_context_switches": 500,
+        "context_switch_active_pct": 1.5,
+        "util_pct": None,
+    }
+    assert {name: row[name] for name in expected} == expected
+    assert 50 * MS < row["period_ns"] < 2000 * MS
+
+
 def test_it_backs_off_when_the_driver_is_slow(mock_nvml: Path, faults: Faults) -> None:
     with recording(mock_nvml, faults("nvmlDeviceGetTemperature * slow")) as rec:
         assert rec.until(lambda: "asked less often" in rec.probe.report().note, 15)

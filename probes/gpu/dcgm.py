@@ -1,0 +1,343 @@
+"""The probe of DCGM: ``dcgmi dmon`` as a child process, or a dcgm-exporter page.
+
+``dcgmi`` works against any host engine that runs. The exporter refreshes its values every 30 s by
+default, so a faster reader sees them repeated: such samples are marked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis.schema import EVENT, GPU_SAMPLE, Table
+from probes.engine.exposition import ExpositionParser
+from probes.engine.fetch import Fetcher, FetchError
+from probes.gpu.dcgm_fields import DEFAULT_FIELDS, XID, DmonParser, columns_of, read_exporter
+from probes.gpu.rows import sample_batch
+from probes.probe import Batch, ProbeError, SourceReport, make_batch
+
+SECOND_NS = 1_000_000_000
+_RESTART_NS = 10 * SECOND_NS
+_LONGEST_RESTART_NS = 300 * SECOND_NS
+_JOIN_S = 0.2
+_CONFLICT = (
+    "another profiler (Nsight, another host engine) may hold the counters: end it, or let go of "
+    "them with 'dcgmi profile --pause'"
+)
+
+#: Time, device and values by field number.
+_Reading = tuple[int, int, Mapping[int, float | None]]
+
+
+class DcgmProbe:
+    """Samples GPUs through DCGM.
+
+    Args:
+        url: Page of a dcgm-exporter; None runs ``dcgmi dmon``.
+        fields: Numbers of the fields to ask ``dcgmi`` for.
+        interval_ns: Time between two samples, at least 100 ms.
+        command: How to call dcgmi.
+        uuids: Index of the device by UUID, to join the exporter's GPUs.
+        clock: CLOCK_MONOTONIC in ns.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        fields: Sequence[int] = DEFAULT_FIELDS,
+        interval_ns: int = SECOND_NS,
+        command: Sequence[str] = ("dcgmi",),
+        uuids: Mapping[str, int] | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.name = "dcgm"
+        self.tables: Sequence[Table] = (GPU_SAMPLE, EVENT)
+        self.period_ns = interval_ns
+        self._clock = clock
+        self._readings: deque[_Reading] = deque()
+        self._events: deque[tuple[int, str, str]] = deque()
+        self._reader: _DmonReader | _ExporterReader
+        arguments = (interval_ns, self._readings, self._events, clock)
+        if url is None:
+            self._reader = _DmonReader(tuple(command), tuple(fields), *arguments)
+        else:
+            self._reader = _ExporterReader(url, uuids, *arguments)
+        self._last: dict[int, Mapping[int, float | None]] = {}
+        self._xids: dict[int, float] = {}
+        self._n_rows = 0
+
+    def start(self) -> None:
+        """Begin reading.
+
+        Raises:
+            ProbeError: there is no dcgmi, or the URL is none.
+        """
+        self._reader.check()
+        self._reader.start()
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Return what was read since the last call; never waits."""
+        rows: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
+        while self._readings:
+            time_ns, device, values = self._readings.popleft()
+            is_repeated = self._reader.may_repeat and self._last.get(device) == values
+            self._last[device] = values
+            events.extend(self._xid(time_ns, device, values.get(XID)))
+            columns = columns_of(values)
+            if any(value is not None for value in columns.values()):
+                row = {"time_ns": time_ns, "device": device, "source": "dcgm"}
+                rows.append({**row, "is_repeated": is_repeated, **columns})
+        while self._events:
+            time_ns, kind, detail = self._events.popleft()
+            events.append({"time_ns": time_ns, "kind": kind, "name": "dcgm", "detail": detail})
+        batches = [sample_batch(rows)] if rows else []
+        if events:
+            columns_of_events = {
+                name: [event.get(name) for event in events] for name in EVENT.column_names
+            }
+            batches.append(make_batch(EVENT, columns_of_events))
+        self._n_rows += sum(batch.rows.num_rows for batch in batches)
+        return batches
+
+    def stop(self) -> Iterable[Batch]:
+        """Stop reading and return what is left."""
+        self._reader.stop()
+        return self.drain(self._clock())
+
+    def report(self) -> SourceReport:
+        """Return what was read, and the last error."""
+        reader = self._reader
+        return SourceReport(
+            name=self.name,
+            n_rows=self._n_rows,
+            n_lost=reader.n_failures,
+            cost_ns=reader.cost_ns,
+            note=reader.last_error,
+            details={"source": reader.source, "n_other_rows": reader.n_other_rows},
+        )
+
+    def _xid(self, time_ns: int, device: int, value: float | None) -> list[dict[str, Any]]:
+        """An event when the last Xid of a device is another than before."""
+        before = self._xids.get(device)
+        if value is None or value == before:
+            return []
+        self._xids[device] = value
+        if not value:
+            return []
+        when = " (seen first; it may be old)" if before is None else ""
+        detail = f"Last Xid of GPU {device} is {value:.0f}, told by DCGM{when}"
+        return [{"time_ns": time_ns, "kind": "xid", "name": f"xid {value:.0f}", "detail": detail}]
+
+
+class _Reader(threading.Thread):
+    """Common to both readers: losing the source once, and stopping."""
+
+    may_repeat = False
+
+    def __init__(
+        self,
+        source: str,
+        interval_ns: int,
+        readings: deque[_Reading],
+        events: deque[tuple[int, str, str]],
+        clock: Callable[[], int],
+    ) -> None:
+        super().__init__(name="dcgm-reader", daemon=True)
+        self.source = source
+        self.n_failures = 0
+        self.n_other_rows = 0
+        self.cost_ns = 0
+        self.last_error = ""
+        self._interval_ns = interval_ns
+        self._readings = readings
+        self._events = events
+        self._clock = clock
+        self._stop_event = threading.Event()
+        self._is_lost = False
+
+    def lose(self, reason: str) -> None:
+        """Report the loss of the source, once until it recovers."""
+        self.n_failures += 1
+        self.last_error = reason
+        if not self._is_lost and not self._stop_event.is_set():
+            self._is_lost = True
+            detail = f"DCGM cannot be read: {reason}."
+            self._events.append((self._clock(), "source_lost", detail))
+
+    def found(self) -> None:
+        """Report the recovery of the source, if it was lost."""
+        if self._is_lost:
+            self._is_lost = False
+            self.last_error = ""
+            self._events.append((self._clock(), "source_recovered", "DCGM is readable again."))
+
+
+class _DmonReader(_Reader):
+    """Runs ``dcgmi dmon`` and reads its lines; runs it again when it ends."""
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        fields: tuple[int, ...],
+        interval_ns: int,
+        readings: deque[_Reading],
+        events: deque[tuple[int, str, str]],
+        clock: Callable[[], int],
+    ) -> None:
+        super().__init__("dcgmi dmon", interval_ns, readings, events, clock)
+        self._fields = fields
+        period_ms = max(interval_ns // 1_000_000, 100)
+        numbers = ",".join(str(number) for number in fields)
+        self._command = (*command, "dmon", "-e", numbers, "-d", str(period_ms))
+        self._child: subprocess.Popen[str] | None = None
+
+    def check(self) -> None:
+        """Refuse where there is no dcgmi.
+
+        Raises:
+            ProbeError: it is not installed.
+        """
+        if shutil.which(self._command[0]) is None:
+            raise ProbeError(
+                f"there is no '{self._command[0]}' here; install datacenter-gpu-manager, or give "
+                "the URL of a dcgm-exporter"
+            )
+
+    def run(self) -> None:
+        """Read until told to stop."""
+        pause = _RESTART_NS
+        while not self._stop_event.is_set():
+            n_read = self._run_once()
+            self.cost_ns = time.thread_time_ns()
+            pause = _RESTART_NS if n_read else min(2 * pause, _LONGEST_RESTART_NS)
+            self._stop_event.wait(pause / 1e9)
+
+    def stop(self) -> None:
+        """End the child, and the thread."""
+        self._stop_event.set()
+        if self._child is not None:
+            with contextlib.suppress(OSError):
+                self._child.kill()
+        if self.is_alive():
+            self.join(_JOIN_S)
+
+    def _run_once(self) -> int:
+        """Run dcgmi until it ends; tells how many rows it printed."""
+        parser = DmonParser(self._fields)
+        n_read = 0
+        try:
+            child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.lose(f"dcgmi cannot be run ({error.strerror})")
+            return 0
+        self._child = child
+        if self._stop_event.is_set():
+            child.kill()
+        assert child.stdout is not None
+        with child.stdout:
+            for line in child.stdout:
+                row = parser.feed(line)
+                if row is None:
+                    continue
+                if row.entity != "GPU":
+                    self.n_other_rows += 1
+                    continue
+                self.found()
+                n_read += 1
+                self._readings.append((self._clock(), row.index, row.values))
+                self.cost_ns = time.thread_time_ns()
+        code = child.wait()
+        if not self._stop_event.is_set():
+            self.lose(self._reason(parser.errors, code))
+        return n_read
+
+    @staticmethod
+    def _reason(errors: Sequence[str], code: int) -> str:
+        """Why dcgmi ended, with what to do about a conflict over the counters."""
+        if not errors:
+            return f"dcgmi ended with code {code}"
+        text = errors[-1][:200]
+        return (
+            f"dcgmi says '{text}'; {_CONFLICT}" if "Profiling" in text else f"dcgmi says '{text}'"
+        )
+
+
+class _ExporterReader(_Reader):
+    """Reads the page of a dcgm-exporter."""
+
+    may_repeat = True
+
+    def __init__(
+        self,
+        url: str,
+        uuids: Mapping[str, int] | None,
+        interval_ns: int,
+        readings: deque[_Reading],
+        events: deque[tuple[int, str, str]],
+        clock: Callable[[], int],
+    ) -> None:
+        super().__init__(url, interval_ns, readings, events, clock)
+        self._uuids = uuids
+        self._parser = ExpositionParser()
+        self._fetcher: Fetcher | None = None
+
+    def check(self) -> None:
+        """Refuse what is no URL.
+
+        Raises:
+            ProbeError: the URL cannot be fetched at all.
+        """
+        try:
+            self._fetcher = Fetcher(self.source, clock=self._clock)
+        except FetchError as error:
+            raise ProbeError(f"{error}; give http://HOST:9400/metrics") from None
+
+    def run(self) -> None:
+        """Read until told to stop."""
+        while not self._stop_event.is_set():
+            begin = self._clock()
+            self._read()
+            self.cost_ns = time.thread_time_ns()
+            self._stop_event.wait(max(begin + self._interval_ns - self._clock(), 0) / 1e9)
+
+    def stop(self) -> None:
+        """End the exchange under way, and the thread."""
+        self._stop_event.set()
+        if self._fetcher is not None:
+            self._fetcher.abort()
+        if self.is_alive():
+            self.join(_JOIN_S)
+
+    def _read(self) -> None:
+        """Read the page once."""
+        assert self._fetcher is not None
+        try:
+            page = self._fetcher.get()
+        except FetchError as error:
+            self.lose(str(error))
+            return
+        parsed = self._parser.parse(page.text)
+        devices = read_exporter(parsed, self._uuids)
+        if not devices or not parsed.is_complete:
+            broke = "the page broke off in the middle of a line"
+            self.lose(broke if devices else "the page has no GPU metrics of DCGM")
+            return
+        self.found()
+        time_ns = page.start_ns + page.duration_ns // 2
+        for device, values in sorted(devices.items()):
+            self._readings.append((time_ns, device, values))
