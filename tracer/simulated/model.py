@@ -75,7 +75,8 @@ class Model:
         if self._options.is_eager:
             return
         for size in GRAPH_SIZES:
-            self._graph(size)
+            if size <= self._options.largest_graph:
+                self._graph(size)
 
     def run(self, step: Step) -> None:
         """Compute one step and wait for its tokens."""
@@ -86,7 +87,7 @@ class Model:
         compute_ns = options.prefill_token_ns * (step.n_prefill_tokens + n_samples)
         n_bytes = 8 * (step.n_prefill_tokens + n_samples)
         cuda.copy(self._inputs, self._host, n_bytes, HOST_TO_DEVICE, self.stream)
-        if step.n_prefill_tokens or options.is_eager or n_samples > GRAPH_SIZES[-1]:
+        if step.n_prefill_tokens or options.is_eager or n_samples > options.largest_graph:
             self._launch_layers(step.n_prefill_tokens + n_samples, compute_ns, memory_ns)
         else:
             graph = self._graph(n_samples)

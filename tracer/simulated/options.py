@@ -20,6 +20,7 @@ class ServerOptions:
     traffic per token that attention reads. The defaults are those of an 8-billion-parameter model
     in 16 bits on a device of 2 TB/s and 160 TFLOP/s of sustained arithmetic.
 
+    Batches above ``largest_graph`` are launched kernel by kernel, all of them with ``is_eager``.
     ``host_work_ns`` is the CPU time the engine spends in Python per step besides its launches,
     ``launch_work_ns`` that between two launches of a step without a graph.
     """
@@ -38,6 +39,7 @@ class ServerOptions:
     is_warmed_up: bool = True
     is_held: bool = False
     is_eager: bool = False
+    largest_graph: int = 32
     n_layers: int = 16
     prefill_token_ns: int = 100_000
     weights_ns: int = 8_000_000

@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import pytest
+
+from tracer.errors import UsageError
+from tracer.simulated.disturbance import Disturbance, DisturbanceMeter
+from tracer.simulated.scenarios import registry
+from tracer.simulated.stage import CpuPlan
+
+FOLDER = Path(registry.__file__).parent
+#: Modules of the folder that are no scenario.
+OTHERS = {"__init__", "judgement", "registry", "scenario", "serving"}
+
+
+def test_the_registry_is_sorted_and_complete():
+    names = [scenario.name for scenario in registry.SCENARIOS]
+    assert names == sorted(set(names))
+    assert set(names) == {path.stem for path in FOLDER.glob("*.py")} - OTHERS
+
+
+@pytest.mark.parametrize("scenario", registry.SCENARIOS, ids=lambda item: item.name)
+def test_a_scenario_says_what_is_wrong_and_names_real_confounders(scenario):
+    assert scenario.summary.endswith(".")
+    assert len(scenario.summary) <= 100
+    names = {item.name for item in registry.SCENARIOS}
+    assert set(scenario.confounders) <= names - {scenario.name}
+    assert scenario.expected.statuses
+
+
+def test_every_expected_cause_is_declared():
+    declared = _declared_causes()
+    for scenario in registry.SCENARIOS:
+        for cause in (scenario.expected.cause, *scenario.expected.or_causes):
+            assert cause in declared, f"{scenario.name} expects {cause}"
+
+
+def test_an_unknown_scenario_is_refused_with_the_names():
+    with pytest.raises(UsageError, match="cpu_contention"):
+        registry.find("no_such")
+
+
+def test_the_launcher_has_a_cpu_of_its_own_where_there_are_two():
+    assert CpuPlan.of((0, 1, 2)) == CpuPlan((2,), (0, 1))
+    assert CpuPlan.of((4,)) == CpuPlan((4,), (4,))
+
+
+def test_waits_and_stolen_time_disturb_a_run(tmp_path: Path):
+    proc = tmp_path / "proc"
+    (proc / "7").mkdir(parents=True)
+    (proc / "7" / "schedstat").write_text("1000000000 200000000 5")
+    (proc / "stat").write_text("cpu  0\ncpu1 1 2 3 4 5 6 7 100 0 0\n")
+    meter = DisturbanceMeter(7, 1, tmp_path)
+    (proc / "7" / "schedstat").write_text("1500000000 700000000 9")
+    (proc / "stat").write_text("cpu  0\ncpu1 1 2 3 4 5 6 7 110 0 0\n")
+    measured = meter.read(elapsed_s=10.0)
+    assert measured == Disturbance(pytest.approx(0.05), pytest.approx(0.01))
+    assert measured.excuses(has_cpu_contention=False)
+    assert not measured.excuses(has_cpu_contention=True)
+    assert Disturbance(None, 0.2).excuses(has_cpu_contention=True)
+    assert not Disturbance(None, None).excuses(has_cpu_contention=False)
