@@ -92,7 +92,7 @@ class Model:
         else:
             graph = self._graph(n_samples)
             cuda.graph_launch(graph, self.stream, compute_ns, memory_ns)
-        self._finish(len(step.decodes) + len(step.prefills))
+        self._finish(n_samples + len(step.prefills))
 
     def hang(self) -> None:
         """Launch a kernel that never ends; the next wait does not return."""

@@ -22,7 +22,8 @@ class ServerOptions:
 
     Batches above ``largest_graph`` are launched kernel by kernel, all of them with ``is_eager``.
     ``host_work_ns`` is the CPU time the engine spends in Python per step besides its launches,
-    ``launch_work_ns`` that between two launches of a step without a graph.
+    ``launch_work_ns`` that between two launches of a step without a graph, ``frontend_token_ns``
+    that of the API process per prompt token.
     """
 
     port: int = 0
@@ -47,6 +48,7 @@ class ServerOptions:
     sample_ns: int = 120_000
     host_work_ns: int = 400_000
     launch_work_ns: int = 0
+    frontend_token_ns: int = 0
     engine_cpus: tuple[int, ...] = ()
     server_cpus: tuple[int, ...] = ()
 

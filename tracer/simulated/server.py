@@ -40,6 +40,7 @@ class Frontend:
 
     def __init__(self, options: ServerOptions) -> None:
         self.page = MetricsPage(options.model_name, options.n_blocks, options.block_tokens)
+        self._frontend_token_ns = options.frontend_token_ns
         self._ids = itertools.count(1)
         self._progress: dict[int, Progress] = {}
         self._done: dict[int, threading.Event] = {}
@@ -61,7 +62,9 @@ class Frontend:
     ) -> dict[str, Any] | None:
         """Run one request to its end; None when the client or the engine goes away first."""
         request_id = next(self._ids)
-        progress = Progress(prompt_tokens, max_tokens, n_samples, time.monotonic())
+        arrival = time.monotonic()
+        self._tokenise(prompt_tokens)
+        progress = Progress(prompt_tokens, max_tokens, n_samples, arrival)
         done = threading.Event()
         with self._lock:
             self._progress[request_id] = progress
@@ -83,6 +86,14 @@ class Frontend:
             self._channel.send(message)
         except OSError:
             self.state = "dead"
+
+    def _tokenise(self, prompt_tokens: int) -> None:
+        """Spend the interpreter's time that a prompt takes before the engine gets it."""
+        if not self._frontend_token_ns:
+            return
+        end_ns = time.thread_time_ns() + self._frontend_token_ns * prompt_tokens
+        while time.thread_time_ns() < end_ns:
+            pass
 
     def _abort(self, request_id: int) -> None:
         with self._lock:
