@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from analysis import intervals
+
+Ints = npt.NDArray[np.int64]
+
 
 class Status(str, Enum):
     """How an analyzer's question ended. UNDECIDED is not NOT_FOUND: evidence is missing."""
@@ -76,6 +83,7 @@ class Finding:
         settled_by: Source that would settle it, for UNDECIDED.
         advice: What to do next.
         symptoms: Causes that are a consequence of this one here.
+        spans: Disjoint intervals in ns that the cause took, for the budget; not part of the JSON.
     """
 
     cause: str
@@ -93,9 +101,23 @@ class Finding:
     settled_by: str = ""
     advice: str = ""
     symptoms: list[str] = field(default_factory=list)
+    spans: Ints = field(default_factory=lambda: intervals.EMPTY, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON-able values."""
-        result = dataclasses.asdict(self)
+        result = {
+            item.name: _plain(getattr(self, item.name))
+            for item in dataclasses.fields(self)
+            if item.name != "spans"
+        }
         result["status"] = self.status.value
         return result
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON-able data."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value

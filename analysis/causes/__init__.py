@@ -1,0 +1,41 @@
+"""The vocabulary of verdicts: every cause, declared once, in one explicit list sorted by slug."""
+
+from __future__ import annotations
+
+from analysis.causes import (
+    device,
+    host,
+    launch_delay,
+    outcome,
+    queues,
+    sharing,
+)
+from analysis.causes.declaration import Cause, Needs
+
+_FAMILIES = (
+    device.CAUSES,
+    host.CAUSES,
+    launch_delay.CAUSES,
+    outcome.CAUSES,
+    queues.CAUSES,
+    sharing.CAUSES,
+)
+
+#: Every cause, sorted by slug.
+CAUSES: tuple[Cause, ...] = tuple(
+    sorted((cause for family in _FAMILIES for cause in family), key=lambda cause: cause.slug)
+)
+
+_BY_SLUG = {cause.slug: cause for cause in CAUSES}
+
+
+def cause(slug: str) -> Cause:
+    """Return the declaration of one cause.
+
+    Raises:
+        KeyError: it is not in the vocabulary.
+    """
+    return _BY_SLUG[slug]
+
+
+__all__ = ["CAUSES", "Cause", "Needs", "cause"]

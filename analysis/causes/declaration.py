@@ -1,4 +1,4 @@
-"""How a cause is declared: once, with its proof, its confounders and, if there is one, the analyzer.
+"""How a cause is declared: once, with its proof, its confounders and, if any, its analyzer.
 
 From ``needs`` come the check before an analyzer runs, the text of the error, the listing, and what
 ``record --for CAUSE`` turns on.

@@ -1,0 +1,331 @@
+"""From findings to a verdict: root before symptom, then by lost time; else one of the outcomes.
+
+Precedence: a hang (nothing else matters while it lasts), then found causes by what they cost, then
+``no_demand``, ``unknown`` where something is off, and ``healthy``. ``healthy`` is a positive
+result: there was demand, it progressed, and no sign of loss is left unexplained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis import engine as words
+from analysis import intervals
+from analysis.engine import gauge_at
+from analysis.facts import Facts
+from analysis.finding import Evidence, Finding, Status, Where
+
+#: Below this share of the recording with demand there is nothing to explain.
+LITTLE_DEMAND = 0.05
+#: Utilisation under which a device counts as unused, %.
+UNUSED_PCT = 5.0
+#: Share of the demand in which the device may be idle in a healthy service: a step that does its
+#: host work between two syncs leaves the device alone for a fifth of it and still meets demand.
+IDLE_SHARE = 0.25
+#: Longest time without a token in a healthy engine with running requests, ns.
+STALL_NS = 5_000_000_000
+#: How much the time between tokens may rise for ten seconds over its median.
+TOKEN_RISE = 2.5
+_BLOCK_NS = 10_000_000_000
+
+#: Causes that explain another one away when both are found: root, then its symptoms.
+ROOTS = {
+    "hang.kernel": {
+        "launch.host_bound",
+        "launch.first_use",
+        "launch.cpu_delay",
+        "contention.cross_process",
+        "prefill.hogging",
+        "queue.retry_storm",
+    },
+    "contention.outside_mps": {"contention.cross_process"},
+    "launch.cgroup_throttle": {"launch.cpu_delay", "launch.host_bound"},
+    "launch.cpu_delay": {"launch.host_bound"},
+    "launch.first_use": {"launch.host_bound"},
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer in one word: a cause of the vocabulary, and how sure it is.
+
+    Attributes:
+        cause: Slug.
+        confidence: Probability in [0, 1].
+        status: ``found``, or ``undecided`` where the proof is missing.
+        candidates: Causes that are not proven and not ruled out, the likeliest first.
+        text: One or two sentences.
+    """
+
+    cause: str
+    confidence: float
+    status: Status
+    candidates: tuple[str, ...]
+    text: str
+
+
+def rank(findings: list[Finding]) -> list[Finding]:
+    """Return the found and the undecided findings, roots first, then by lost time; symptoms are
+    noted on their root.
+    """
+    found = [item for item in findings if item.status is Status.FOUND]
+    present = {item.cause for item in found}
+    symptoms: set[str] = set()
+    for item in found:
+        item.symptoms = sorted(ROOTS.get(item.cause, set()) & present)
+        symptoms.update(item.symptoms)
+    found.sort(key=lambda item: (item.cause in symptoms, -item.lost_ns * item.confidence))
+    found.sort(key=lambda item: item.cause != "hang.kernel")
+    undecided = [item for item in findings if item.status is Status.UNDECIDED]
+    undecided.sort(key=lambda item: -item.confidence * max(item.lost_share, 0.01))
+    return found + undecided
+
+
+def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict and the findings to show, for findings ranked by :func:`rank`."""
+    if ranked and ranked[0].status is Status.FOUND:
+        first = ranked[0]
+        candidates = tuple(item.cause for item in ranked if item.status is Status.UNDECIDED)
+        verdict = Verdict(
+            first.cause, round(first.confidence, 2), Status.FOUND, candidates, first.summary
+        )
+        return verdict, ranked
+    candidates = tuple(item.cause for item in ranked)
+    idle = _no_demand(facts)
+    if idle is not None and not candidates:
+        return _verdict(idle), [idle]
+    signs = _signs(facts)
+    if candidates or signs:
+        unknown = _unknown(facts, ranked, signs)
+        text = unknown.summary
+        verdict = Verdict("unknown", unknown.confidence, Status.UNDECIDED, candidates, text)
+        return verdict, [*ranked, unknown]
+    if not facts.processes and facts.engine is None and not facts.activity:
+        nothing = Finding(
+            "unknown",
+            Status.UNDECIDED,
+            confidence=0.5,
+            summary="No CUDA call, no engine metric and no device time was recorded: nothing can "
+            "be told about what the device waited for.",
+            undecided_because="no source tells whether there was demand",
+            settled_by="cuda_call (tracer doctor --pid PID) or --engine URL",
+        )
+        return (
+            Verdict("unknown", 0.5, Status.UNDECIDED, (), nothing.summary),
+            [nothing],
+        )
+    return _healthy(facts), []
+
+
+def _verdict(finding: Finding) -> Verdict:
+    return Verdict(finding.cause, round(finding.confidence, 2), finding.status, (), finding.summary)
+
+
+def _no_demand(facts: Facts) -> Finding | None:
+    """Nothing was asked, as the engine tells, or as silence and an unused device tell."""
+    span = max(facts.complete_ns - facts.start_ns, 1)
+    share = intervals.total(facts.demand) / span
+    if share >= LITTLE_DEMAND:
+        return None
+    evidence = [Evidence("demand_share", round(100 * share, 2), "%", None, "")]
+    if facts.is_demand_told:
+        confidence, how = 0.95, "the engine had no request running or waiting"
+    else:
+        used = [facts.utilisation(device) for device in facts.devices]
+        whole = intervals.make([facts.start_ns], [facts.end_ns])
+        means = [mean for item in used if item is not None and (mean := item.mean(whole))]
+        if not means or max(mean[0] for mean in means) > UNUSED_PCT:
+            return None
+        if facts.open_calls:
+            return None
+        top = max(mean[0] for mean in means)
+        evidence.append(Evidence("utilisation", round(top, 1), "%", means[0][1], "gpu_sample"))
+        confidence, how = 0.8, f"no CUDA call came and the device was {top:.0f} % utilised"
+    return Finding(
+        "no_demand",
+        Status.FOUND,
+        confidence=confidence * facts.trust("engine", "nvml"),
+        summary=f"Nothing was asked of the device: {how}.",
+        start_ns=facts.start_ns,
+        end_ns=facts.end_ns,
+        evidence=evidence,
+    )
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """One sign that time is lost, with its number and how much of the demand it concerns."""
+
+    text: str
+    evidence: Evidence
+    share: float
+
+
+def _signs(facts: Facts) -> list[_Sign]:
+    """Signs of lost time that no found cause explains."""
+    signs: list[_Sign] = []
+    demand = facts.demand
+    for device in facts.devices:
+        idle = intervals.intersect(facts.idle(device), demand) if facts.processes else demand[:0]
+        if device in facts.activity:
+            idle = intervals.intersect(facts.idle(device), demand)
+        launcher = facts.main_launcher(device)
+        if launcher is not None and not facts.is_demand_told:
+            # Asleep without a request known: it may simply have waited for work.
+            idle = intervals.subtract(idle, launcher.states["asleep"])
+        share = intervals.total(idle) / facts.demand_ns
+        if share >= IDLE_SHARE:
+            name = "the device" if device is None else f"device {device}"
+            signs.append(
+                _Sign(
+                    f"{name} was idle for {100 * share:.0f} % of the time with demand",
+                    Evidence("idle_with_demand", round(100 * share, 1), "%", None, "cuda_call"),
+                    share,
+                )
+            )
+        samples = facts.utilisation(device)
+        mean = samples.mean(demand) if samples is not None else None
+        told = facts.is_demand_told and facts.demand_ns > 3 * 10**9
+        if mean is not None and told and mean[1] >= 3 and mean[0] < 100 * (1 - 2 * IDLE_SHARE):
+            signs.append(
+                _Sign(
+                    f"the device was {mean[0]:.0f} % utilised while requests were running",
+                    Evidence(
+                        "utilisation_with_demand", round(mean[0], 1), "%", mean[1], "gpu_sample"
+                    ),
+                    1 - mean[0] / 100,
+                )
+            )
+    signs.extend(_engine_signs(facts))
+    return signs
+
+
+def _engine_signs(facts: Facts) -> list[_Sign]:
+    """Stalls, slower tokens, preemptions and queues, as the engine tells."""
+    engine = facts.engine
+    if engine is None or len(engine.time) < 3:
+        return []
+    signs = []
+    tokens = engine.counter(words.GENERATION_TOKENS)
+    running = engine.gauge(words.RUNNING)
+    waiting = engine.gauge(words.WAITING)
+    if tokens is not None and running is not None and not tokens.is_lagging:
+        is_still = (np.diff(tokens.value) <= 0) & (gauge_at(running, tokens.time[1:]) > 0)
+        still = intervals.union(
+            intervals.make(tokens.time[:-1][is_still], tokens.time[1:][is_still])
+        )
+        longest = int((still[:, 1] - still[:, 0]).max()) if len(still) else 0
+        if longest >= STALL_NS:
+            signs.append(
+                _Sign(
+                    f"no token came for {longest / 1e9:.1f} s while requests were running",
+                    Evidence("token_stall", longest, "ns", len(tokens.time), "engine_sample"),
+                    longest / facts.demand_ns,
+                )
+            )
+    edges = intervals.windows(int(engine.time[0]), int(engine.time[-1]), _BLOCK_NS)
+    means = engine.mean(words.INTER_TOKEN, edges)
+    if means is not None:
+        means = means[np.isfinite(means)]
+        if len(means) >= 3 and means.max() > TOKEN_RISE * np.median(means):
+            ratio = float(means.max() / np.median(means))
+            signs.append(
+                _Sign(
+                    f"the time between tokens rose to {ratio:.1f} times its median",
+                    Evidence(
+                        "inter_token_rise", round(ratio, 2), "ratio", len(means), "engine_sample"
+                    ),
+                    float((means > TOKEN_RISE * np.median(means)).mean()),
+                )
+            )
+    preempted = engine.counter(words.PREEMPTIONS)
+    if preempted is not None and preempted.increase().sum() >= 3:
+        n = int(preempted.increase().sum())
+        signs.append(
+            _Sign(
+                f"{n} requests were preempted for lack of KV cache",
+                Evidence("preemptions", n, "", len(preempted.time), "engine_sample"),
+                0.2,
+            )
+        )
+    if waiting is not None and len(waiting.value) > 3:
+        queued = float((waiting.value > 0).mean())
+        if queued > 0.5:
+            signs.append(
+                _Sign(
+                    f"requests waited at the door in {100 * queued:.0f} % of the scrapes",
+                    Evidence(
+                        "scrapes_with_queue", round(100 * queued, 1), "%", len(waiting.value), ""
+                    ),
+                    queued,
+                )
+            )
+    return signs
+
+
+def _unknown(facts: Facts, ranked: list[Finding], signs: list[_Sign]) -> Finding:
+    """Something is off and unproven: what is seen, what is missing, what would settle it."""
+    shares = [sign.share for sign in signs] + [item.lost_share for item in ranked]
+    seen = "; ".join(sign.text for sign in signs)
+    because = [item.undecided_because for item in ranked if item.undecided_because]
+    settled = [item.settled_by for item in ranked if item.settled_by]
+    if ranked:
+        first = ranked[0]
+        summary = f"Not proven: {first.cause} is the likeliest, but {first.undecided_because}."
+        if seen:
+            summary += f" Seen: {seen}."
+    else:
+        summary = f"Time is lost and no known cause is proven: {seen}."
+    return Finding(
+        "unknown",
+        Status.UNDECIDED,
+        confidence=0.6,
+        summary=summary,
+        start_ns=facts.start_ns,
+        end_ns=facts.end_ns,
+        where=ranked[0].where if ranked else Where(),
+        lost_share=min(max(shares, default=0.0), 1.0),
+        lost_ns=int(min(max(shares, default=0.0), 1.0) * facts.demand_ns),
+        evidence=[sign.evidence for sign in signs],
+        undecided_because="; ".join(because) or "none of the known causes has its proof",
+        settled_by="; ".join(dict.fromkeys(settled)) or _next_source(facts),
+        advice="Record what is named as missing, then analyse again.",
+    )
+
+
+def _next_source(facts: Facts) -> str:
+    """The source whose absence costs most."""
+    session = facts.session
+    order = (
+        ("cuda_call", "the CUDA calls: tracer record --pid PID as root"),
+        ("offcpu", "the scheduler: tracer record --pid PID as root"),
+        ("engine_sample", "the engine: tracer record --pid PID --engine URL"),
+        ("gpu_sample", "the GPU: tracer record --pid PID with NVML"),
+        ("gpu_activity", "device times: tracer record --cupti -- COMMAND"),
+    )
+    for name, text in order:
+        if not session.has(name):
+            return text
+    return "a recording of the same load when it is well, to compare"
+
+
+def _healthy(facts: Facts) -> Verdict:
+    """Demand was met: surer with more sources to contradict it."""
+    sources = ("cuda_call", "offcpu", "gpu_sample", "engine_sample", "gpu_activity")
+    n_sources = sum(facts.session.has(name) for name in sources)
+    confidence = (0.55, 0.65, 0.75, 0.85, 0.92, 0.95)[n_sources] * facts.trust("cuda", "engine")
+    used = [
+        mean
+        for device in facts.devices
+        if (samples := facts.utilisation(device)) is not None
+        and (mean := samples.mean(facts.demand))
+    ]
+    busy = f" The device was {max(item[0] for item in used):.0f} % utilised." if used else ""
+    seconds = intervals.total(facts.demand) / 1e9
+    text = (
+        f"There was demand for {seconds:.1f} s and it was met: no cause costs a tenth of that "
+        f"time.{busy}"
+    )
+    return Verdict("healthy", round(confidence, 2), Status.FOUND, (), text)

@@ -1,0 +1,109 @@
+"""Samples of the host and its cgroups: when a CPU quota throttled, what the hypervisor stole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis import intervals
+from analysis.timeline import Session
+
+Ints = npt.NDArray[np.int64]
+
+#: A second counts as throttled when this share of its CFS periods was: fewer are single bursts
+#: that a process with a quota shows in health.
+THROTTLED_PERIODS = 0.2
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """What CFS quotas did.
+
+    Attributes:
+        spans: Disjoint intervals between samples in which the quota throttled often.
+        n_periods: Periods that elapsed in the recording.
+        n_throttled: Periods of them that were throttled.
+        throttled_ns: Time throttled, ns, summed over CPUs.
+        quota_ns: Quota per period, ns; None without a quota.
+        period_ns: Length of a period, ns.
+        scope: The cgroup.
+    """
+
+    spans: Ints
+    n_periods: int
+    n_throttled: int
+    throttled_ns: int
+    quota_ns: int | None
+    period_ns: int | None
+    scope: str
+
+
+def _samples(session: Session) -> pd.DataFrame | None:
+    if not session.has("host_sample"):
+        return None
+    columns = (
+        "time_ns",
+        "scope",
+        "n_cpus",
+        "cpu_steal_ns",
+        "cpu_quota_ns",
+        "cpu_period_ns",
+        "n_cpu_periods",
+        "n_cpu_throttled",
+        "cpu_throttled_ns",
+    )
+    frame: pd.DataFrame = session.table("host_sample", columns=columns).to_pandas()
+    return frame
+
+
+def load_throttling(session: Session, cgroups: set[str]) -> Throttling | None:
+    """Return the throttling of the cgroup that was throttled most; None where none was sampled.
+
+    Args:
+        session: The session.
+        cgroups: Paths of the targets' cgroups; all sampled cgroups count where empty.
+    """
+    rows = _samples(session)
+    if rows is None:
+        return None
+    rows = rows[(rows["scope"] != "host") & rows["n_cpu_throttled"].notna()]
+    if cgroups and rows["scope"].isin(cgroups).any():
+        rows = rows[rows["scope"].isin(cgroups)]
+    found: list[Throttling] = []
+    for scope, group in rows.groupby("scope"):
+        time = group["time_ns"].to_numpy(dtype=np.int64)
+        throttled = np.maximum(np.diff(group["n_cpu_throttled"].to_numpy(dtype=float)), 0)
+        periods = np.maximum(np.diff(group["n_cpu_periods"].to_numpy(dtype=float)), 0)
+        stolen = np.maximum(np.diff(group["cpu_throttled_ns"].to_numpy(dtype=float)), 0)
+        is_hit = throttled >= np.maximum(THROTTLED_PERIODS * periods, 1)
+        quota, period = group["cpu_quota_ns"].dropna(), group["cpu_period_ns"].dropna()
+        found.append(
+            Throttling(
+                intervals.union(intervals.make(time[:-1][is_hit], time[1:][is_hit])),
+                int(np.nansum(periods)),
+                int(np.nansum(throttled)),
+                int(np.nansum(stolen)),
+                int(quota.iloc[-1]) if len(quota) else None,
+                int(period.iloc[-1]) if len(period) else None,
+                str(scope),
+            )
+        )
+    return max(found, key=lambda item: item.n_throttled, default=None)
+
+
+def steal_share(session: Session) -> float | None:
+    """Return the share of CPU time that the hypervisor took, in [0, 1]; None where not told."""
+    rows = _samples(session)
+    if rows is None:
+        return None
+    rows = rows[(rows["scope"] == "host") & rows["cpu_steal_ns"].notna()]
+    if len(rows) < 2:
+        return None
+    span = int(rows["time_ns"].iloc[-1] - rows["time_ns"].iloc[0])
+    stolen = float(rows["cpu_steal_ns"].iloc[-1] - rows["cpu_steal_ns"].iloc[0])
+    n_cpus = rows["n_cpus"].dropna()
+    n = float(n_cpus.iloc[-1]) if len(n_cpus) else 1.0
+    return max(stolen, 0.0) / max(span * n, 1.0)
