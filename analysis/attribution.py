@@ -129,7 +129,7 @@ def _ask(facts: Facts, cause: Cause, notes: list[str]) -> Finding | None:
 def _notes(facts: Facts) -> list[str]:
     """What was lost or missing, one sentence each."""
     notes = [
-        f"{loss.source} lost {loss.n_lost} records ({100 * loss.share:.2g} % of its own): "
+        f"{loss.source} lost {loss.n_lost} records ({100 * loss.share:.3g} % of its own): "
         "confidence is lowered by that."
         for loss in facts.losses
     ]

@@ -102,15 +102,16 @@ def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding
         text = unknown.summary
         verdict = Verdict("unknown", unknown.confidence, Status.UNDECIDED, candidates, text)
         return verdict, [*ranked, unknown]
-    if not facts.processes and facts.engine is None and not facts.activity:
+    span = max(facts.complete_ns - facts.start_ns, 1)
+    if intervals.total(facts.demand) < LITTLE_DEMAND * span:
         nothing = Finding(
             "unknown",
             Status.UNDECIDED,
             confidence=0.5,
-            summary="No CUDA call, no engine metric and no device time was recorded: nothing can "
-            "be told about what the device waited for.",
+            summary="Hardly any demand was seen, and nothing tells whether there was any: what "
+            "the device waited for cannot be told.",
             undecided_because="no source tells whether there was demand",
-            settled_by="cuda_call (tracer doctor --pid PID) or --engine URL",
+            settled_by="--engine URL, and cuda_call (tracer doctor --pid PID)",
         )
         return (
             Verdict("unknown", 0.5, Status.UNDECIDED, (), nothing.summary),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -239,7 +240,7 @@ class Facts:
         return self.gpu.quantity(device, "util_pct")
 
     @cached_property
-    def open_calls(self) -> list[dict[str, object]]:
+    def open_calls(self) -> list[dict[str, Any]]:
         """Outermost calls that were open at the last snapshot, each as a row of open_call."""
         if not self.session.has("open_call"):
             return []
@@ -288,7 +289,7 @@ class Facts:
         rows = np.flatnonzero(calls.pids() == pid)
         spans = intervals.make(calls.start[rows], calls.end[rows])
         opened = [
-            (int(str(row["start_ns"])), self.end_ns)
+            (int(row["start_ns"]), self.end_ns)
             for row in self.open_calls
             if row["pid"] == pid and not row["is_doubtful"]
         ]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from analysis.causes import (
     device,
+    first_use,
+    hang,
     host,
+    host_bound,
     launch_delay,
     outcome,
     queues,
@@ -14,7 +17,10 @@ from analysis.causes.declaration import Cause, Needs
 
 _FAMILIES = (
     device.CAUSES,
+    first_use.CAUSES,
+    hang.CAUSES,
     host.CAUSES,
+    host_bound.CAUSES,
     launch_delay.CAUSES,
     outcome.CAUSES,
     queues.CAUSES,

@@ -1,0 +1,413 @@
+"""Module load, JIT and compilation while serving: told by the first use of kernels (D1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from analysis import intervals, quantiles
+from analysis.calls import FIRST_SEEN, FIRST_USE, KIND, NOT_KNOWN, Calls, block_width
+from analysis.causes import launch_delay
+from analysis.causes.declaration import Cause, Needs
+from analysis.facts import Facts
+from analysis.finding import Evidence, Finding, Status, Where
+from analysis.severity import Severity, assess
+
+Ints = npt.NDArray[np.int64]
+
+FIRST = "launch.first_use"
+
+#: A launch is slow from this many times the median of repeated launches, and from half a
+#: millisecond: loading a module takes milliseconds, a repeated launch 5 to 50 us.
+SLOW_RATIO = 20
+SLOW_NS = 500_000
+#: Where the start of the process was not seen, "first seen" alone proves nothing: the slow
+#: launches must coincide with first sights beyond this probability of chance.
+CHANCE = 1e-6
+#: A gap without CUDA calls counts from here on, and from 50 times the median gap.
+GAP_NS = 250_000_000
+GAP_RATIO = 50
+#: Launches after a gap that are looked at, and the share of them that must be first uses.
+AFTER_GAP = 10
+AFTER_GAP_FIRSTS = 0.3
+#: Share of a gap in which the process must have worked (computed, or waited for a child).
+WORKING_SHARE = 0.5
+#: Programs that compile.
+COMPILERS = frozenset(
+    (
+        "ptxas",
+        "nvcc",
+        "cicc",
+        "cudafe++",
+        "fatbinary",
+        "nvlink",
+        "gcc",
+        "g++",
+        "cc",
+        "c++",
+        "cc1",
+        "cc1plus",
+        "clang",
+        "clang++",
+        "as",
+        "ld",
+        "collect2",
+        "ninja",
+        "make",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A stretch of one process without CUDA calls that first uses end, ns."""
+
+    start: int
+    end: int
+    computing: int
+    blocked: int
+    n_children: int
+    compilers: tuple[str, ...]
+    firsts: int
+    n_after: int
+    has_module_load: bool
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the process worked in most of it, or waited for a child of its."""
+        blocked = self.blocked if self.n_children else 0
+        return self.computing + blocked >= WORKING_SHARE * (self.end - self.start)
+
+
+@dataclass(frozen=True)
+class _FirstUses:
+    """Launches of one process split by first use."""
+
+    pid: int
+    launches: npt.NDArray[np.intp]
+    is_first: npt.NDArray[np.bool_]
+    is_certain: bool
+    repeat_ns: float
+    excess: Ints
+    is_slow: npt.NDArray[np.bool_]
+
+    @property
+    def slow_firsts(self) -> int:
+        return int((self.is_slow & self.is_first).sum())
+
+    @property
+    def chance(self) -> float:
+        """Probability that so many slow launches are first ones by chance (hypergeometric)."""
+        return hypergeometric_tail(
+            len(self.launches), int(self.is_first.sum()), int(self.is_slow.sum()), self.slow_firsts
+        )
+
+    @property
+    def is_cause_of_tail(self) -> bool:
+        """Whether being first is what makes launches slow."""
+        n_slow = int(self.is_slow.sum())
+        if n_slow == 0 or 2 * self.slow_firsts < n_slow:
+            return False
+        return self.is_certain or self.chance < CHANCE
+
+
+def hypergeometric_tail(n: int, n_marked: int, n_drawn: int, k: int) -> float:
+    """Return the probability to draw at least ``k`` marked of ``n_marked`` when drawing
+    ``n_drawn`` of ``n`` without replacement.
+    """
+
+    def log_choose(a: int, b: int) -> float:
+        return math.lgamma(a + 1) - math.lgamma(b + 1) - math.lgamma(a - b + 1)
+
+    total = log_choose(n, n_drawn)
+    top = min(n_marked, n_drawn)
+    return min(
+        1.0,
+        sum(
+            math.exp(log_choose(n_marked, i) + log_choose(n - n_marked, n_drawn - i) - total)
+            for i in range(max(k, n_drawn - (n - n_marked), 0), top + 1)
+        ),
+    )
+
+
+def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
+    is_own = calls.is_kind("launch") & ~calls.is_capture & (calls.pids() == pid)
+    is_told = (calls.first != NOT_KNOWN) & calls.has_return & (calls.start < facts.complete_ns)
+    launches = np.flatnonzero(is_own & is_told)
+    if len(launches) < 2:
+        return None
+    first = calls.first[launches]
+    is_certain = bool((first == FIRST_USE).any())
+    is_first = (first == FIRST_USE) if is_certain else (first == FIRST_SEEN)
+    duration = calls.duration[launches].copy()
+    if facts.absences is not None:
+        # Time ready but not running is the scheduler's, not the first use's (D1, D2).
+        own = facts.absences.pick(facts.absences.pid == pid)
+        spans = intervals.make(calls.start[launches], calls.end[launches])
+        for tid in np.unique(own.tid).tolist():
+            mine = np.array([thread[1] == tid for thread in calls.threads])[calls.thread[launches]]
+            ready = own.pick(own.tid == tid).ready_spans
+            duration[mine] -= intervals.overlap_each(spans[mine], ready)
+    repeat = quantiles.median(duration[~is_first])
+    if repeat is None:
+        repeat = float(np.min(duration))
+    excess = np.maximum(duration - int(repeat), 0)
+    is_slow = (duration > SLOW_RATIO * repeat) & (duration > SLOW_NS)
+    return _FirstUses(pid, launches, is_first, is_certain, repeat, excess, is_slow)
+
+
+def _gaps(facts: Facts, calls: Calls, pid: int) -> list[Gap]:
+    """Stretches without CUDA calls that end in first uses."""
+    rows = np.flatnonzero(calls.pids() == pid)
+    busy = intervals.union(intervals.make(calls.start[rows], calls.end[rows]))
+    pauses = intervals.make(busy[:-1, 1], busy[1:, 0])
+    length = pauses[:, 1] - pauses[:, 0]
+    median = quantiles.median(length)
+    if median is None:
+        return []
+    long = pauses[(length > GAP_NS) & (length > GAP_RATIO * median)]
+    is_launch = calls.is_kind("launch") & (calls.pids() == pid) & ~calls.is_capture
+    launches = np.flatnonzero(is_launch)
+    firsts = np.isin(calls.first[launches], (FIRST_SEEN, FIRST_USE))
+    modules = calls.start[(calls.kind == KIND["module"]) & (calls.pids() == pid)]
+    result = []
+    for start, end in long.tolist():
+        at = int(np.searchsorted(calls.start[launches], end))
+        after = firsts[at : at + AFTER_GAP]
+        if len(after) == 0 or not after[0] or after.mean() < AFTER_GAP_FIRSTS:
+            continue
+        away = _away(facts, pid, start, end)
+        if away is None:
+            continue
+        # In a thinned stretch calls may be missing: there only sleep proves silence.
+        computing = max(min(end, facts.complete_ns) - start, 0) - away[1]
+        n_children, compilers = _children(facts, pid, start, end)
+        first_launch = int(calls.start[launches[at]])
+        window = (modules >= start) & (modules <= first_launch)
+        result.append(
+            Gap(
+                start,
+                end,
+                max(computing, 0),
+                away[0],
+                n_children,
+                compilers,
+                int(after.sum()),
+                len(after),
+                bool(window.any()),
+            )
+        )
+    return result
+
+
+def _away(facts: Facts, pid: int, start: int, end: int) -> tuple[int, int] | None:
+    """Time that the launching thread was off the CPU: in all, and in the complete part, ns."""
+    launcher = facts.launchers[pid]
+    if launcher.absences is None:
+        return None
+    away = intervals.clip(launcher.absences.spans, start, end)
+    return intervals.total(away), intervals.total(intervals.clip(away, start, facts.complete_ns))
+
+
+def _children(facts: Facts, pid: int, start: int, end: int) -> tuple[int, tuple[str, ...]]:
+    """Child processes begun in a gap, and compilers among what was executed."""
+    if not facts.session.has("event"):
+        return 0, ()
+    rows = facts.session.table(
+        "event", start, end, columns=["time_ns", "kind", "pid", "parent_pid", "name"]
+    )
+    forks = rows.filter(pc.and_(pc.equal(rows["kind"], "fork"), pc.equal(rows["parent_pid"], pid)))
+    executed = rows.filter(pc.equal(rows["kind"], "exec"))["name"].to_pylist()
+    names = {name.rsplit("/", 1)[-1] for name in executed if name}
+    return forks.num_rows, tuple(sorted(names & COMPILERS))
+
+
+def find_first_use(facts: Facts) -> Finding:
+    """Return whether first uses of kernels, or the compilation before them, held the device up."""
+    calls = facts.calls
+    if calls is None:
+        return Finding(FIRST, Status.NOT_APPLICABLE, undecided_because="no CUDA call was recorded")
+    best: Finding | None = None
+    for pid in facts.processes:
+        finding = _of_process(facts, calls, pid)
+        if best is None or finding.lost_ns > best.lost_ns:
+            best = finding
+    if best is None:
+        return Finding(FIRST, Status.NOT_APPLICABLE, undecided_because="no kernel was launched")
+    return best
+
+
+def _of_process(facts: Facts, calls: Calls, pid: int) -> Finding:
+    uses = _first_uses(facts, calls, pid)
+    gaps = [gap for gap in _gaps(facts, calls, pid) if gap.is_working]
+    parts = [intervals.make([gap.start for gap in gaps], [gap.end for gap in gaps])]
+    is_tail = uses is not None and uses.is_cause_of_tail
+    if uses is not None and is_tail:
+        rows = uses.launches[uses.is_slow & uses.is_first]
+        excess = uses.excess[uses.is_slow & uses.is_first]
+        parts.append(intervals.make(calls.end[rows] - excess, calls.end[rows]))
+    launches = calls.start[calls.is_kind("launch", "graph_launch") & (calls.pids() == pid)]
+    if len(launches):
+        is_load = (calls.kind == KIND["module"]) & (calls.pids() == pid)
+        loads = np.flatnonzero(is_load & (calls.start > launches[0]))
+        parts.append(intervals.make(calls.start[loads], calls.end[loads]))
+    spans = intervals.union(np.concatenate(parts))
+    demand = facts.demand
+    if not facts.is_demand_told and gaps:
+        # The process worked towards its next launch in these gaps.
+        demand = intervals.union(np.concatenate((demand, parts[0])))
+    severity = assess(spans, demand)
+    finding = Finding(
+        FIRST,
+        Status.NOT_FOUND,
+        confidence=0.85,
+        start_ns=severity.start_ns,
+        end_ns=severity.end_ns,
+        where=Where(
+            pid, facts.launchers[pid].tid, facts.device_of[pid], process=facts.process_name(pid)
+        ),
+        lost_ns=severity.lost_ns,
+        lost_share=severity.share,
+        spans=intervals.intersect(spans, demand),
+    )
+    if uses is not None:
+        finding.evidence = _tail_evidence(facts, calls, uses)
+    for gap in gaps:
+        finding.evidence.extend(_gap_evidence(gap))
+    if not severity.is_material:
+        return finding
+    return _decide(facts, finding, uses, gaps, severity, is_tail=is_tail)
+
+
+def _decide(
+    facts: Facts,
+    finding: Finding,
+    uses: _FirstUses | None,
+    gaps: list[Gap],
+    severity: Severity,
+    *,
+    is_tail: bool,
+) -> Finding:
+    is_proven_gap = any(gap.compilers or gap.has_module_load for gap in gaps)
+    is_certain = uses is not None and uses.is_certain
+    gap_ns = sum(gap.end - gap.start for gap in gaps)
+    ruled_out = launch_delay.exclusion(facts, facts.launchers[finding.where.pid or 0])
+    if ruled_out is not None:
+        finding.excluded.append(ruled_out)
+    finding.summary = _summary(uses, gaps, severity, is_tail=is_tail)
+    if not is_tail and not is_certain and not is_proven_gap:
+        finding.status, finding.confidence = Status.UNDECIDED, 0.5
+        finding.undecided_because = (
+            "the process was working without CUDA calls before kernels that were not seen earlier, "
+            "but the recording began too late to tell first uses from first sights"
+        )
+        finding.settled_by = "a recording from the start of the process: tracer record -- COMMAND"
+        return finding
+    finding.status = Status.FOUND
+    confidence = 0.95 if is_certain or is_proven_gap else 0.85
+    if 2 * gap_ns > severity.lost_ns and not is_proven_gap:
+        confidence = min(confidence, 0.75)
+    # A thinned recording is complete in the part that the statistics use.
+    finding.confidence = confidence * (1.0 if facts.is_thinned else facts.trust("cuda"))
+    return finding
+
+
+def _summary(uses: _FirstUses | None, gaps: list[Gap], severity: Severity, *, is_tail: bool) -> str:
+    parts = []
+    if uses is not None and is_tail:
+        word = "first use" if uses.is_certain else "first sight"
+        parts.append(
+            f"{uses.slow_firsts} of {int(uses.is_slow.sum())} slow launches were the {word} of "
+            f"their kernel (repeats take {uses.repeat_ns / 1e3:.1f} us)"
+        )
+    if gaps:
+        longest = max(gaps, key=lambda gap: gap.end - gap.start)
+        seconds = (longest.end - longest.start) / 1e9
+        text = f"the process made no CUDA call for {seconds:.1f} s before kernels new to it"
+        if longest.n_children:
+            text += (
+                f": {longest.computing / 1e9:.1f} s on the CPU, then a child process and "
+                f"{longest.blocked / 1e9:.1f} s blocked"
+            )
+        if longest.compilers:
+            text += f"; {', '.join(longest.compilers)} ran: it compiled"
+        elif longest.has_module_load:
+            text += ", ended by a module load"
+        else:
+            text += " (compilation is likely, not proven)"
+        parts.append(text)
+    if not parts:
+        parts.append("modules were loaded after the first launch")
+    text = "; ".join(parts)
+    return (
+        f"{text[0].upper()}{text[1:]}. That is {severity.lost_ns / 1e9:.2f} s, "
+        f"{100 * severity.share:.0f} % of the time with demand."
+    )
+
+
+def _tail_evidence(facts: Facts, calls: Calls, uses: _FirstUses) -> list[Evidence]:
+    """Percentiles of the function and block of time that hold most of the excess."""
+    width = block_width(facts.end_ns - facts.start_ns)
+    block = (calls.start[uses.launches] - facts.start_ns) // width
+    key = block * len(calls.functions) + calls.function[uses.launches]
+    keys, inverse = np.unique(key, return_inverse=True)
+    worst = int(np.argmax(np.bincount(inverse, uses.excess)))
+    rows = uses.launches[inverse == worst]
+    name = calls.functions[calls.function[rows[0]]]
+    begin = int(keys[worst] // len(calls.functions)) * width / 1e9
+    result = [
+        Evidence("launches_looked_at", f"{name} from {begin:.0f} s to {begin + width / 1e9:.0f} s")
+    ]
+    for q in (0.5, 0.99):
+        value = quantiles.quantile(calls.duration[rows], q)
+        if value is not None:
+            result.append(
+                Evidence(f"launch_{value.label}", int(value.value), "ns", value.n, "cuda_call")
+            )
+    for label, mask in (("first", uses.is_first), ("repeated", ~uses.is_first)):
+        p50 = quantiles.median(calls.duration[uses.launches[mask]])
+        if p50 is not None:
+            result.append(
+                Evidence(f"{label}_launch_p50", int(p50), "ns", int(mask.sum()), "cuda_call")
+            )
+    n_slow = int(uses.is_slow.sum())
+    if n_slow:
+        result.append(
+            Evidence("slow_launches_that_are_first", uses.slow_firsts, "", n_slow, "cuda_call")
+        )
+        if not uses.is_certain:
+            result.append(
+                Evidence("probability_by_chance", float(f"{uses.chance:.2g}"), "", n_slow, "")
+            )
+    return result
+
+
+def _gap_evidence(gap: Gap) -> list[Evidence]:
+    return [
+        Evidence("gap_without_cuda_calls", gap.end - gap.start, "ns", None, "cuda_call"),
+        Evidence("gap_on_cpu", gap.computing, "ns", None, "offcpu"),
+        Evidence("gap_blocked", gap.blocked, "ns", None, "offcpu"),
+        Evidence("gap_child_processes", gap.n_children, "", None, "event"),
+        Evidence("first_launches_after_gap", gap.firsts, "", gap.n_after, "cuda_call"),
+    ]
+
+
+CAUSES = (
+    Cause(
+        FIRST,
+        "kernels were used for the first time while serving",
+        "Module load, JIT compilation, autotuning or graph capture held the host up.",
+        "Slow launches are the first use of their kernel; module loads, compilers or CUDA silence "
+        "with a working CPU before kernels that are new.",
+        "Any scheduling cause: a first use is slow on the CPU, not off it.",
+        "Record from the start of the process: tracer record -- COMMAND.",
+        "Warm up every shape before serving, keep the compile cache, and load modules eagerly "
+        "(CUDA_MODULE_LOADING=EAGER).",
+        Needs(("cuda_call",), optional=("offcpu", "event", "engine_sample")),
+        find_first_use,
+    ),
+)
