@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -135,6 +136,11 @@ class Table:
 
     def arrow_schema(self) -> pa.Schema:
         """Arrow schema; unit and meaning of each column are its field metadata."""
+        return self._arrow_schema
+
+    @cached_property
+    def _arrow_schema(self) -> pa.Schema:
+        """The schema, made once: a batch of a few rows costs less than its schema."""
         import pyarrow as pa
 
         fields = [

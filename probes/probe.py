@@ -111,7 +111,8 @@ def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
                 raise ValueError(f"table {table.name} needs column {column.name}")
             arrays.append(pa.nulls(length, arrow_field.type))
         elif isinstance(values, (pa.Array, pa.ChunkedArray)):
-            arrays.append(values.cast(arrow_field.type))
+            is_cast = values.type != arrow_field.type
+            arrays.append(values.cast(arrow_field.type) if is_cast else values)
         else:
             arrays.append(pa.array(values, type=arrow_field.type))
     return Batch(table, pa.RecordBatch.from_arrays(arrays, schema=schema))

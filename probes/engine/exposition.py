@@ -51,40 +51,55 @@ class ExpositionParser:
         self._remembered: dict[str, Series] = {}
         self._types: dict[str, str] = {}
         self._comments: set[str] = set()
+        self._lines: list[str] = []
+        self._results: list[tuple[Series, float] | None] = []
 
     def parse(self, text: str) -> Exposition:
         """Return the samples of a page in order; lines that are none are skipped and counted."""
-        remembered = self._remembered
-        if len(remembered) > MAX_REMEMBERED or len(self._comments) > MAX_REMEMBERED:
-            remembered.clear()
+        if len(self._remembered) > MAX_REMEMBERED or len(self._comments) > MAX_REMEMBERED:
+            self._remembered.clear()
             self._comments.clear()
             self._types = {}
-        samples: list[tuple[Series, float]] = []
-        n_bad_lines = 0
         # Not splitlines(): label values may hold other line boundaries.
-        for line in text.split("\n"):
-            if not line or line[0] == "#":
-                if line and line not in self._comments:
-                    self._comment(line)
-                continue
-            text_of_series, _, value = line.rpartition(" ")
-            series = remembered.get(text_of_series)
-            if series is not None:
-                try:
-                    samples.append((series, float(value)))
-                    continue
-                except ValueError:
-                    pass
-            slow = _parse_line(line)
-            if slow is None:
-                if line.strip():
-                    n_bad_lines += 1
-                continue
-            series, number, is_plain = slow
-            if is_plain:
-                remembered[text_of_series] = series
-            samples.append((series, number))
+        lines = text.split("\n")
+        parse_line = self._line
+        # Most lines of a page are the same as at the last scrape, in the same place.
+        results = [
+            result if line == old else parse_line(line)
+            for line, old, result in zip(lines, self._lines, self._results, strict=False)
+        ]
+        results.extend(map(parse_line, lines[len(results) :]))
+        self._lines, self._results = lines, results
+        samples = [result for result in results if result is not None]
+        n_bad_lines = 0
+        if len(samples) < len(lines):
+            n_bad_lines = sum(
+                1
+                for line, result in zip(lines, results, strict=True)
+                if result is None and line and line[0] != "#" and line.strip()
+            )
         return Exposition(samples, self._types, n_bad_lines, text.endswith("\n"))
+
+    def _line(self, line: str) -> tuple[Series, float] | None:
+        """The sample of one line; None for a comment, an empty line, and one that is none."""
+        if not line or line[0] == "#":
+            if line and line not in self._comments:
+                self._comment(line)
+            return None
+        text_of_series, _, value = line.rpartition(" ")
+        series = self._remembered.get(text_of_series)
+        if series is not None:
+            try:
+                return series, float(value)
+            except ValueError:
+                pass
+        slow = _parse_line(line)
+        if slow is None:
+            return None
+        series, number, is_plain = slow
+        if is_plain:
+            self._remembered[text_of_series] = series
+        return series, number
 
     def _comment(self, line: str) -> None:
         """Remember a comment, and the type it declares if it does."""

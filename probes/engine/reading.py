@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -99,6 +100,7 @@ class PageReader:
         self.engine: str | None = None
         self._series: list[Series] = []
         self._plan: _Plan | None = None
+        self._held: list[_Held] = []
 
     def read(self, page: Exposition, time_ns: int, scrape_ns: int) -> Batch | None:
         """Return the rows of a page; None when nothing on it is in the vocabulary.
@@ -108,6 +110,12 @@ class PageReader:
             time_ns: Middle of the scrape, CLOCK_MONOTONIC.
             scrape_ns: Time the scrape took.
         """
+        self.hold(page, time_ns, scrape_ns)
+        batches = self.take()
+        return batches[-1] if batches else None
+
+    def hold(self, page: Exposition, time_ns: int, scrape_ns: int) -> bool:
+        """Keep the rows of a page for :meth:`take`; tells whether there are any."""
         series = [item[0] for item in page.samples]
         if self._plan is None or series != self._series:
             self._plan = _Plan(series)
@@ -116,15 +124,40 @@ class PageReader:
         if plan.engine is not None:
             self.engine = plan.engine
         if not plan.n_rows:
-            return None
+            return False
         values = np.array([item[1] for item in page.samples], dtype=np.float64)
-        result = plan.values(values)
-        columns = dict(plan.columns)
-        columns["time_ns"] = pa.repeat(pa.scalar(time_ns, pa.int64()), plan.n_rows)
-        columns["scrape_ns"] = pa.repeat(pa.scalar(scrape_ns, pa.int64()), plan.n_rows)
-        columns["endpoint"] = pa.repeat(self.endpoint, plan.n_rows)
-        columns["value"] = pa.array(result, mask=np.isnan(result))
+        self._held.append(_Held(plan, plan.values(values), time_ns, scrape_ns))
+        return True
+
+    def take(self) -> list[Batch]:
+        """Return what is held: a batch for each run of pages with the same series."""
+        held, self._held = self._held, []
+        runs = groupby(held, key=lambda item: id(item.plan))
+        return [self._batch(list(items)) for _, items in runs]
+
+    def _batch(self, held: Sequence[_Held]) -> Batch:
+        """Rows of pages with the same series."""
+        plan = held[0].plan
+        values = np.concatenate([item.values for item in held])
+        times = np.array([(item.time_ns, item.scrape_ns) for item in held], dtype=np.int64)
+        columns = {
+            **plan.arrays(len(held)),
+            "time_ns": pa.array(np.repeat(times[:, 0], plan.n_rows)),
+            "scrape_ns": pa.array(np.repeat(times[:, 1], plan.n_rows)),
+            "endpoint": pa.repeat(self.endpoint, len(values)),
+            "value": pa.array(values, mask=np.isnan(values)),
+        }
         return make_batch(ENGINE_SAMPLE, columns)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Values of the rows of one page, and when it was scraped."""
+
+    plan: _Plan
+    values: NDArray[np.float64]
+    time_ns: int
+    scrape_ns: int
 
 
 class _Plan:
@@ -154,8 +187,20 @@ class _Plan:
         self._index = np.array(index, dtype=np.intp)
         self._starts = np.array(starts, dtype=np.intp)
         self._scales = np.array(scales)
-        self.columns = self._static_columns(keys, groups)
+        self._static = self._static_columns(keys, groups)
         self._derived = self._derive(keys, groups)
+        schema = ENGINE_SAMPLE.arrow_schema()
+        self._arrays = {
+            name: pa.array(values, schema.field(name).type) for name, values in self._static.items()
+        }
+        self._repeated: tuple[int, dict[str, pa.Array]] = (1, self._arrays)
+
+    def arrays(self, n_pages: int) -> dict[str, pa.Array]:
+        """Columns that depend on the series alone, for so many pages; the last ones are kept."""
+        if self._repeated[0] != n_pages:
+            arrays = {name: pa.concat_arrays([a] * n_pages) for name, a in self._arrays.items()}
+            self._repeated = (n_pages, arrays)
+        return self._repeated[1]
 
     def values(self, page: NDArray[np.float64]) -> NDArray[np.float64]:
         """Values of the rows from the values of the page; NaN where unknown."""
@@ -177,7 +222,7 @@ class _Plan:
     def _static_columns(
         self, keys: Sequence[_Key], groups: dict[_Key, _Group]
     ) -> dict[str, list[object]]:
-        """Columns that depend on the series alone."""
+        """Values of the columns that depend on the series alone."""
         return {
             "engine": [key.engine or self.engine for key in keys],
             "metric": [key.word for key in keys],
@@ -208,7 +253,7 @@ class _Plan:
                 ("upper_bound", None),
                 ("is_lagging", False),
             ):
-                self.columns[column].append(value)
+                self._static[column].append(value)
             self.n_rows += 1
         return derived
 

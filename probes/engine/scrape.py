@@ -46,6 +46,7 @@ class Scraper(threading.Thread):
         interval_ns: Time between the begins of two scrapes.
         deadline_ns: Most time for one.
         namespace: Network namespace to ask from, as a path; None is the present one.
+        hold_ns: Longest time that rows are kept back, to hand them over in bulk.
         clock: CLOCK_MONOTONIC in ns.
 
     Raises:
@@ -58,6 +59,7 @@ class Scraper(threading.Thread):
         interval_ns: int = SECOND_NS,
         deadline_ns: int = 2 * SECOND_NS,
         namespace: str | None = None,
+        hold_ns: int = SECOND_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(name="engine-scraper", daemon=True)
@@ -79,6 +81,8 @@ class Scraper(threading.Thread):
         self._lock = threading.Lock()
         self._ready: deque[Batch] = deque()
         self._busy_since: int | None = None
+        self._taken_ns = 0
+        self._hold_ns = hold_ns if interval_ns < hold_ns else 0
 
     def run(self) -> None:
         """Scrape until told to stop."""
@@ -98,6 +102,7 @@ class Scraper(threading.Thread):
             pause = self._interval_ns if is_good else min(2 * pause, _MAX_PAUSE_NS)
             due = max(due + pause, self._clock())
             self._stop_event.wait((due - self._clock()) / 1e9)
+        self._hand_over(self._clock())
 
     def take(self, now_ns: int) -> list[Batch]:
         """Return what is ready; ends an exchange that is long overdue."""
@@ -105,6 +110,8 @@ class Scraper(threading.Thread):
         if since is not None and now_ns - since > self._deadline_ns + SECOND_NS // 4:
             self._fetcher.abort()
             self._fail(f"no whole answer within {self._deadline_ns / 1e9:g} s")
+        elif not self.is_alive() and not self._stop_event.is_set():
+            self._fail("its thread has ended")
         with self._lock:
             ready = list(self._ready)
             self._ready.clear()
@@ -134,8 +141,7 @@ class Scraper(threading.Thread):
         elif not parsed.is_complete:
             reason = "the page broke off in the middle of a line"
         middle = page.start_ns + page.duration_ns // 2
-        batch = None if reason else self.reader.read(parsed, middle, page.duration_ns)
-        if batch is None:
+        if reason is not None or not self.reader.hold(parsed, middle, page.duration_ns):
             self.n_failures += 1
             self._fail(reason or "none of its metrics is of a known engine")
             return False
@@ -144,8 +150,16 @@ class Scraper(threading.Thread):
             if self.is_lost:
                 self.is_lost = False
                 self._ready.append(self._event("source_recovered", "The page is readable again."))
-            self._ready.append(batch)
+        if middle - self._taken_ns >= self._hold_ns:
+            self._hand_over(middle)
         return True
+
+    def _hand_over(self, now_ns: int) -> None:
+        """Make batches of the pages held."""
+        batches = self.reader.take()
+        self._taken_ns = now_ns
+        with self._lock:
+            self._ready.extend(batches)
 
     def _fail(self, reason: str) -> None:
         """Report the loss of the endpoint, once until it recovers."""
@@ -274,7 +288,7 @@ class EngineProbe:
         )
 
     def _add(self, url: str, namespace: str | None) -> None:
-        scraper = Scraper(url, self._interval_ns, self._deadline_ns, namespace, self._clock)
+        scraper = Scraper(url, self._interval_ns, self._deadline_ns, namespace, clock=self._clock)
         self._scrapers.append(scraper)
         scraper.start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,10 +11,16 @@ from typing import Any, Protocol
 
 from analysis.schema import PROCESS_SAMPLE, Table
 from probes.host import proc
+from probes.host.buffer import RowBuffer
 from probes.host.pacing import Pacer
-from probes.probe import Batch, SourceReport, make_batch
+from probes.probe import Batch, SourceReport
 
 SECOND_NS = 1_000_000_000
+
+#: Lines of ``status`` that are kept.
+_STATUS = re.compile(
+    rb"^(VmRSS|RssAnon|RssFile|RssShmem|VmSwap|Cpus_allowed_list):\s*(.*)$", re.MULTILINE
+)
 
 
 class PidSource(Protocol):
@@ -30,6 +37,7 @@ class ProcessProbe:
         targets: Tells the processes.
         root: Where /proc is.
         interval_ns: Time between two samples.
+        hold_ns: Longest time that rows are kept back, to hand them over in bulk.
         clock: CLOCK_MONOTONIC in ns.
     """
 
@@ -38,6 +46,7 @@ class ProcessProbe:
         targets: PidSource,
         root: Path = proc.PROC,
         interval_ns: int = SECOND_NS,
+        hold_ns: int = SECOND_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.name = "process"
@@ -47,7 +56,7 @@ class ProcessProbe:
         self._root = root
         self._clock = clock
         self._pacer = Pacer(interval_ns)
-        self._n_rows = 0
+        self._buffer = RowBuffer(PROCESS_SAMPLE, hold_ns if interval_ns < hold_ns else 0)
         self._cost_ns = 0
         self._containers: dict[tuple[int, int], str | None] = {}
 
@@ -55,18 +64,22 @@ class ProcessProbe:
         """Begin observing; the first drain samples."""
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
-        """Return a row for each process when a sample is due."""
-        return self._sample() if self._pacer.is_due(now_ns) else []
+        """Sample when it is time, and return the rows that were kept long enough."""
+        if self._pacer.is_due(now_ns):
+            self._sample(now_ns)
+        return self._buffer.take(now_ns)
 
     def stop(self) -> Iterable[Batch]:
         """Return a last sample."""
-        return self._sample()
+        now_ns = self._clock()
+        self._sample(now_ns)
+        return self._buffer.take(now_ns, is_last=True)
 
     def report(self) -> SourceReport:
         """Return what was sampled, at what CPU time."""
-        return SourceReport(self.name, self._n_rows, 0, self._cost_ns)
+        return SourceReport(self.name, self._buffer.n_rows, 0, self._cost_ns)
 
-    def _sample(self) -> list[Batch]:
+    def _sample(self, now_ns: int) -> None:
         begin = time.thread_time_ns()
         rows = []
         containers: dict[tuple[int, int], str | None] = {}
@@ -75,14 +88,8 @@ class ProcessProbe:
             if row is not None:
                 rows.append(row)
         self._containers = containers
-        batches = []
-        if rows:
-            names = PROCESS_SAMPLE.column_names
-            columns = {name: [row.get(name) for row in rows] for name in names}
-            batches.append(make_batch(PROCESS_SAMPLE, columns))
-        self._n_rows += len(rows)
+        self._buffer.add(rows, now_ns)
         self._cost_ns += time.thread_time_ns() - begin
-        return batches
 
     def _read(
         self, pid: int, containers: dict[tuple[int, int], str | None]
@@ -90,25 +97,26 @@ class ProcessProbe:
         """Columns of one process; None when it has ended."""
         time_ns = self._clock()
         stat = proc.read_stat(pid, self._root)
-        status = proc.read_status(pid, self._root)
-        if stat is None or status is None or stat.is_dead:
+        data = proc.read_bytes(f"{self._root}/{pid}/status")
+        if stat is None or data is None or stat.is_dead:
             return None
+        status = {match[1]: match[2] for match in _STATUS.finditer(data)}
         key = (pid, stat.start_ticks)
         container = self._containers.get(key)
         if key not in self._containers:
             container = proc.container_id(proc.read_cgroups(pid, self._root))
         containers[key] = container
         read_bytes, write_bytes = _io(pid, self._root)
-        cpus = status.get("Cpus_allowed_list") or None
+        cpus = status.get(b"Cpus_allowed_list", b"").decode("ascii", "replace") or None
         return {
             "time_ns": time_ns,
             "pid": pid,
             "name": stat.name,
-            "rss_bytes": _kilobytes(status.get("VmRSS")),
-            "rss_anon_bytes": _kilobytes(status.get("RssAnon")),
-            "rss_file_bytes": _kilobytes(status.get("RssFile")),
-            "rss_shmem_bytes": _kilobytes(status.get("RssShmem")),
-            "swap_bytes": _kilobytes(status.get("VmSwap")),
+            "rss_bytes": _kilobytes(status.get(b"VmRSS")),
+            "rss_anon_bytes": _kilobytes(status.get(b"RssAnon")),
+            "rss_file_bytes": _kilobytes(status.get(b"RssFile")),
+            "rss_shmem_bytes": _kilobytes(status.get(b"RssShmem")),
+            "swap_bytes": _kilobytes(status.get(b"VmSwap")),
             "cpu_user_ns": stat.cpu_user_ns,
             "cpu_system_ns": stat.cpu_system_ns,
             "n_threads": stat.n_threads,
@@ -137,10 +145,10 @@ def count_list(text: str | None) -> int | None:
     return total
 
 
-def _kilobytes(text: str | None) -> int | None:
+def _kilobytes(text: bytes | None) -> int | None:
     """Bytes of a value like ``123 kB``."""
-    words = (text or "").split()
-    return int(words[0]) * 1024 if words and words[0].isdecimal() else None
+    words = (text or b"").split()
+    return int(words[0]) * 1024 if words and words[0].isdigit() else None
 
 
 def _n_fds(pid: int, root: Path) -> int | None:

@@ -16,9 +16,10 @@ from typing import Any
 
 from analysis.schema import THREAD_SECOND, Table
 from probes.host import proc
+from probes.host.buffer import RowBuffer
 from probes.host.pacing import Pacer
 from probes.host.process import SECOND_NS, PidSource
-from probes.probe import Batch, ProbeError, SourceReport, make_batch
+from probes.probe import Batch, ProbeError, SourceReport
 
 _STATUS = re.compile(
     rb"^Name:\t(.*)\n(?:.*\n)*?State:\t(.).*\n(?:.*\n)*?voluntary_ctxt_switches:\t(\d+)\n"
@@ -52,6 +53,7 @@ class ThreadProbe:
         root: Where /proc is.
         interval_ns: Length of an interval.
         is_launcher: Tells whether a thread (pid, tid) makes CUDA calls; None where not known.
+        hold_ns: Longest time that rows are kept back, to hand them over in bulk.
         clock: CLOCK_MONOTONIC in ns.
     """
 
@@ -61,6 +63,7 @@ class ThreadProbe:
         root: Path = proc.PROC,
         interval_ns: int = SECOND_NS,
         is_launcher: Callable[[int, int], bool | None] | None = None,
+        hold_ns: int = SECOND_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.name = "thread"
@@ -73,7 +76,7 @@ class ThreadProbe:
         self._pacer = Pacer(interval_ns)
         self._threads: dict[tuple[int, int], _Thread] = {}
         self._looked_ns: int | None = None
-        self._n_rows = 0
+        self._buffer = RowBuffer(THREAD_SECOND, hold_ns if interval_ns < hold_ns else 0)
         self._cost_ns = 0
 
     def start(self) -> None:
@@ -87,22 +90,26 @@ class ThreadProbe:
                 "the kernel has no /proc/PID/schedstat, so the running time of threads is not "
                 "known; use a kernel built with CONFIG_SCHED_INFO"
             )
-        self._sample()
+        self._sample(self._clock())
         self._pacer.begin(self._clock())
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
-        """Return a row for each thread when an interval is over."""
-        return self._sample() if self._pacer.is_due(now_ns) else []
+        """Sample when it is time, and return the rows that were kept long enough."""
+        if self._pacer.is_due(now_ns):
+            self._sample(now_ns)
+        return self._buffer.take(now_ns)
 
     def stop(self) -> Iterable[Batch]:
         """Return the last, shorter interval."""
-        return self._sample()
+        now_ns = self._clock()
+        self._sample(now_ns)
+        return self._buffer.take(now_ns, is_last=True)
 
     def report(self) -> SourceReport:
         """Return what was sampled, at what CPU time."""
-        return SourceReport(self.name, self._n_rows, 0, self._cost_ns)
+        return SourceReport(self.name, self._buffer.n_rows, 0, self._cost_ns)
 
-    def _sample(self) -> list[Batch]:
+    def _sample(self, now_ns: int) -> None:
         begin = time.thread_time_ns()
         rows: list[dict[str, Any]] = []
         threads: dict[tuple[int, int], _Thread] = {}
@@ -112,14 +119,8 @@ class ThreadProbe:
                 self._read(pid, tid, threads, rows)
         self._threads = threads
         self._looked_ns = looked_ns
-        batches = []
-        if rows:
-            names = THREAD_SECOND.column_names
-            columns = {name: [row.get(name) for row in rows] for name in names}
-            batches.append(make_batch(THREAD_SECOND, columns))
-        self._n_rows += len(rows)
+        self._buffer.add(rows, now_ns)
         self._cost_ns += time.thread_time_ns() - begin
-        return batches
 
     def _read(
         self,

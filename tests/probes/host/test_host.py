@@ -193,7 +193,7 @@ def test_a_real_quota_throttles_and_is_told(throttled_group: tuple[str, Path]) -
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         (folder / "cgroup.procs").write_text(str(child.pid))
-        probe = HostProbe(Targets(child.pid), interval_ns=10**6)
+        probe = HostProbe(Targets(child.pid), hold_ns=0, interval_ns=10**6)
         probe.start()
         samples = []
         for _ in range(2):

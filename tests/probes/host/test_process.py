@@ -68,7 +68,7 @@ def test_processes_that_vanish_are_skipped() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     time.sleep(0.3)  # a zombie now
     targets = Targets(child.pid, 2**22 - 1, os.getpid())
-    probe = ProcessProbe(targets, interval_ns=10)
+    probe = ProcessProbe(targets, hold_ns=0, interval_ns=10)
     assert [row["pid"] for row in rows_of(probe, 100)] == [os.getpid()]
     child.wait()
     targets.now = set()
@@ -76,8 +76,16 @@ def test_processes_that_vanish_are_skipped() -> None:
 
 
 def test_sampled_once_per_interval() -> None:
-    probe = ProcessProbe(Targets(os.getpid()), interval_ns=100)
+    probe = ProcessProbe(Targets(os.getpid()), hold_ns=0, interval_ns=100)
     assert [len(rows_of(probe, now)) for now in (1000, 1050, 1100, 1199, 1200)] == [1, 0, 1, 0, 1]
+
+
+def test_fast_samples_are_handed_over_in_bulk() -> None:
+    probe = ProcessProbe(Targets(os.getpid()), interval_ns=100, hold_ns=1000)
+    counts = [len(rows_of(probe, now)) for now in range(0, 2200, 100)]
+    assert counts == [0] * 10 + [11] + [0] * 10 + [11]
+    assert sum(batch.rows.num_rows for batch in probe.stop()) == 1
+    assert probe.report().n_rows == 23
 
 
 def test_missing_files_are_null(tmp_path: Path) -> None:

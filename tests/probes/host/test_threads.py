@@ -64,7 +64,9 @@ def test_running_waiting_and_sleeping_threads_add_up() -> None:
         for child in children:
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
-        probe = ThreadProbe(Targets(*(child.pid for child in children)), interval_ns=10**8)
+        probe = ThreadProbe(
+            Targets(*(child.pid for child in children)), hold_ns=0, interval_ns=10**8
+        )
         probe.start()
         time.sleep(1.0)
         rows = rows_of(probe)
@@ -97,7 +99,7 @@ def test_running_waiting_and_sleeping_threads_add_up() -> None:
 
 def test_a_thread_that_appears_counts_from_its_birth_and_one_that_ends_vanishes() -> None:
     targets = Targets(os.getpid())
-    probe = ThreadProbe(targets, interval_ns=10**7)
+    probe = ThreadProbe(targets, hold_ns=0, interval_ns=10**7)
     probe.start()
     began = time.monotonic_ns()
     time.sleep(0.2)
@@ -130,7 +132,7 @@ def test_a_thread_that_appears_counts_from_its_birth_and_one_that_ends_vanishes(
 
 def test_an_old_thread_first_seen_late_gets_no_row_for_its_past() -> None:
     targets = Targets()
-    probe = ThreadProbe(targets, interval_ns=10**6)
+    probe = ThreadProbe(targets, hold_ns=0, interval_ns=10**6)
     probe.start()
     time.sleep(0.03)
     targets.now = {os.getpid()}
@@ -143,7 +145,10 @@ def test_an_old_thread_first_seen_late_gets_no_row_for_its_past() -> None:
 def test_launchers_are_told_by_the_callable_and_their_migrations_counted() -> None:
     main = os.getpid()
     probe = ThreadProbe(
-        Targets(main), interval_ns=10**6, is_launcher=lambda pid, tid: True if tid == main else None
+        Targets(main),
+        hold_ns=0,
+        interval_ns=10**6,
+        is_launcher=lambda pid, tid: True if tid == main else None,
     )
     probe.start()
     time.sleep(0.02)
@@ -159,7 +164,7 @@ def test_counters_that_go_back_are_another_thread(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self/schedstat").write_text("1 1 1\n")
     now = 0
-    probe = ThreadProbe(Targets(7), root=tmp_path, interval_ns=1, clock=lambda: now)
+    probe = ThreadProbe(Targets(7), root=tmp_path, hold_ns=0, interval_ns=1, clock=lambda: now)
 
     def look(text: str, at: int) -> list[Row]:
         nonlocal now
