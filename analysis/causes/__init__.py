@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from analysis.causes import (
+    contention,
     device,
     first_use,
     hang,
@@ -10,12 +11,14 @@ from analysis.causes import (
     host_bound,
     launch_delay,
     outcome,
+    prefill,
     queues,
     sharing,
 )
 from analysis.causes.declaration import Cause, Needs
 
 _FAMILIES = (
+    contention.CAUSES,
     device.CAUSES,
     first_use.CAUSES,
     hang.CAUSES,
@@ -23,6 +26,7 @@ _FAMILIES = (
     host_bound.CAUSES,
     launch_delay.CAUSES,
     outcome.CAUSES,
+    prefill.CAUSES,
     queues.CAUSES,
     sharing.CAUSES,
 )
