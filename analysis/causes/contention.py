@@ -314,20 +314,20 @@ def find_outside_mps(facts: Facts) -> Finding:
         inside = contexts[kind.str.startswith("M+C")]
         outside = contexts[kind == "C"]
         own = outside[outside["pid"].isin(facts.pids_on(device))]
-        others = contexts[~contexts["pid"].isin(own["pid"])]
-        is_mps = len(inside) > 0 or _has_server(facts, device)
-        if not is_mps or own.empty:
-            if is_mps and not outside.empty and contention.status is Status.FOUND:
-                own = outside[~outside["is_target"]]
-            if own.empty:
-                continue
+        if not (len(inside) or _has_server(facts, device)):
+            continue
+        if own.empty:
+            # The stranger takes turns with the clients: it is the one outside.
+            own = outside[~outside["is_target"]]
+        if own.empty:
+            continue
         row = own.iloc[0]
         finding.where = Where(int(row["pid"]), None, device, process=_text(row["name"]))
         finding.evidence = [
             Evidence("processes_in_mps", len(inside), "", int(contexts["n"].max()), "gpu_process"),
             Evidence("type_of_process", "C", "", int(row["n"]), "gpu_process"),
         ]
-        if contention.status is not Status.FOUND or others.empty:
+        if contention.status is not Status.FOUND:
             finding.excluded.append(
                 Exclusion(
                     OUTSIDE_MPS,

@@ -110,7 +110,7 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
     if between is not None:
         rows = between[quiet & np.isfinite(between)]
         usual = quantiles.median(rows) if len(rows) >= N_WINDOWS else None
-    if reference is None:
+    if not reference:
         return _no_reference(facts, finding, tokens, is_batch & has_prompts)
     is_held = is_batch & has_prompts & (tokens.generated < HELD_SHARE * reference)
     part = np.where(is_held, 1 - tokens.generated / reference, 0.0)
