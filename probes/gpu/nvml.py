@@ -124,6 +124,8 @@ class NvmlProbe:
         self._gpus: dict[int, dict[str, Any]] = {}
         self._versions: dict[str, str | None] = {}
         self._health: dict[int, dict[str, int]] = {}
+        self._topology: dict[str, Any] = {}
+        self._instances: dict[str, list[dict[str, Any]]] = {}
         self._errors: dict[str, int] = {}
         self._unseen: set[int] = set()
         self._start_ns = 0
@@ -219,6 +221,8 @@ class NvmlProbe:
                 "interval_ns": max(intervals, default=self._interval_ns),
                 "errors": self._errors,
                 "health": {str(device): health for device, health in self._health.items()},
+                "topology": self._topology,
+                "mig_instances": self._instances,
                 "n_hanging": sum(child.exit_code is None for child in self._hanging),
             },
         )
@@ -302,6 +306,10 @@ class NvmlProbe:
         for time_ns, device, health, before in all_of("health"):
             self._health[device] = health
             events.extend(health_events(time_ns, device, health, before))
+        for topology in all_of("topology"):
+            self._topology = topology
+        for device, instances in all_of("instances"):
+            self._instances[str(device)] = instances
         for text in all_of("failed"):
             self._lose(ALL, now_ns, str(text), events)
         for stats in all_of("stats"):

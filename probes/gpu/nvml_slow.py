@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
-from probes.gpu.driver import DeviceLostError, Driver, fields, number
+from probes.gpu.driver import DeviceLostError, Driver, fields, number, text
 from probes.gpu.gpm import GpmSampler
 
 #: Kinds of the driver's sample buffers: NVML's number and column.
@@ -21,6 +21,7 @@ BUFFERS = ((0, "power_mw"), (1, "util_pct"), (2, "memory_util_pct"), (5, "sm_clo
 _FIELDS_PCIE = (197, 198)
 _FIELDS_NVLINK = (138, 139)
 _ALL_LINKS = 0xFFFFFFFF
+_FIELD_LINK_COUNT = 91
 _SECOND_NS = 1_000_000_000
 _PCIE_NS = 2 * _SECOND_NS
 _HEALTH_NS = 30 * _SECOND_NS
@@ -61,6 +62,7 @@ class SlowSampler:
     ) -> None:
         """Sample until told to stop; lost devices are left alone, and new losses told."""
         pcie_due = health_due = 0
+        self._read_topology()
         while not stop.is_set():
             begin = time.monotonic_ns()
             with_pcie, with_health = begin >= pcie_due, begin >= health_due
@@ -221,7 +223,45 @@ class SlowSampler:
         mig = call("nvmlDeviceGetMigMode", device, handle)
         if isinstance(mig, (tuple, list)) and mig:
             health["mig_mode"] = int(mig[0])
+            if health["mig_mode"]:
+                self._put("instances", (device, self._instances(device, handle)))
         before = self._health.get(device)
         self._health[device] = health
         if health != before:
             self._put("health", (time.monotonic_ns(), device, health, before))
+
+    def _instances(self, device: int, handle: Any) -> list[dict[str, Any]]:
+        """MIG instances of a GPU: the driver tells utilisation of none, but memory of each."""
+        call = self._driver.call
+        instances = []
+        for index in range(call("nvmlDeviceGetMaxMigDeviceCount", device, handle) or 0):
+            part = call("nvmlDeviceGetMigDeviceHandleByIndex", device, handle, index)
+            if part is None:
+                continue
+            memory = call("nvmlDeviceGetMemoryInfo", device, part, variant=1)
+            instances.append(
+                {
+                    "uuid": text(call("nvmlDeviceGetUUID", device, part)),
+                    "gpu_instance": call("nvmlDeviceGetGpuInstanceId", device, part),
+                    "memory_bytes": int(memory.total) if memory is not None else None,
+                    "memory_used_bytes": int(memory.used) if memory is not None else None,
+                }
+            )
+        return instances
+
+    def _read_topology(self) -> None:
+        """How near the GPUs are to each other: NVML's level by pair, and links of each."""
+        pairs: dict[str, int] = {}
+        links: dict[str, int] = {}
+        try:
+            for (one, first), (two, second) in combinations(self._handles.items(), 2):
+                level = self._driver.call("nvmlDeviceGetTopologyCommonAncestor", one, first, second)
+                if isinstance(level, int):
+                    pairs[f"{one}-{two}"] = level
+            for device, handle in self._handles.items():
+                (count,) = fields(self._driver, device, handle, (_FIELD_LINK_COUNT,))
+                if count is not None:
+                    links[str(device)] = count
+        except DeviceLostError:
+            return
+        self._put("topology", {"ancestor_level": pairs, "n_nvlinks": links})

@@ -198,6 +198,23 @@ ENTRY nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) {
     return 0;
 }
 
+ENTRY nvmlDeviceGetTopologyCommonAncestor(void *a, void *b, unsigned *level) {
+    (void)b; CHECK(index_of(a)); *level = 30; return 0;
+}
+ENTRY nvmlDeviceGetMigMode(void *h, unsigned *current, unsigned *pending) {
+    CHECK(index_of(h)); *current = *pending = index_of(h) == 1; return 0;
+}
+ENTRY nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *count) {
+    CHECK(index_of(h)); *count = 7; return 0;
+}
+ENTRY nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned index, void **part) {
+    (void)h;
+    if (index) return 6;
+    *part = (void *)2;
+    return 0;
+}
+ENTRY nvmlDeviceGetGpuInstanceId(void *part, unsigned *id) { (void)part; *id = 9; return 0; }
+
 struct metric { uint32_t id; int32_t code; double value; void *info[3]; };
 struct metrics { uint32_t version, n; void *sample1, *sample2; struct metric metrics[]; };
 struct support { uint32_t version, is_supported; };

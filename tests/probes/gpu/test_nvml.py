@@ -295,6 +295,19 @@ def test_an_xid_is_an_event(mock_nvml: Path, faults: Faults) -> None:
     assert "GPU 1" in event["detail"]
 
 
+def test_topology_and_instances_are_told(mock_nvml: Path, faults: Faults) -> None:
+    with recording(mock_nvml, faults()) as rec:
+        assert rec.until(lambda: bool(rec.samples))
+        assert rec.until(lambda: bool((rec.probe.report().details or {})["mig_instances"]))
+    details = rec.probe.report().details
+    assert details is not None
+    assert details["topology"]["ancestor_level"] == {"0-1": 30}
+    assert details["health"]["1"]["mig_mode"] == 1
+    [instance] = details["mig_instances"]["1"]
+    assert instance["gpu_instance"] == 9
+    assert instance["memory_used_bytes"] == 20 << 30
+
+
 def test_inventory_fits_the_manifest(mock_nvml: Path, faults: Faults) -> None:
     found = inventory(mock_nvml, {"MOCK_NVML": str(faults())})
     assert [Gpu(**gpu) for gpu in found.gpus] == [
