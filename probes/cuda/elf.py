@@ -33,6 +33,7 @@ _SHT_VERSYM, _SHT_VERDEF = 0x6FFFFFFF, 0x6FFFFFFD
 _DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SONAME = 1, 4, 5, 6, 10, 14
 _DT_GNU_HASH = 0x6FFFFEF5
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = np.dtype(
     [
@@ -369,12 +370,19 @@ class ElfFile:
                 return address - start + int(segment["offset"])
         return None
 
-    def address_of(self, file_offset: int) -> int | None:
-        """Return the address as linked of a file offset; None when no segment holds it."""
-        for segment in self._segments[self._segments["type"] == _PT_LOAD]:
-            start = int(segment["offset"])
-            if start <= file_offset < start + int(segment["file_size"]):
-                return file_offset - start + int(segment["address"])
+    def load_bias(self, start: int, offset: int) -> int | None:
+        """Return by how much addresses in memory exceed those as linked; None when unknown.
+
+        Args:
+            start: Address of an executable mapping of the file.
+            offset: File offset that the mapping begins at.
+        """
+        is_code = (self._segments["type"] == _PT_LOAD) & (self._segments["flags"] & 1 != 0)
+        for segment in self._segments[is_code]:
+            first = int(segment["offset"])
+            if first - first % _PAGE_BYTES <= offset < first + int(segment["file_size"]):
+                bias = start - (int(segment["address"]) - first + offset)
+                return bias if bias >= 0 else None
         return None
 
 
