@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from analysis.manifest import FILE_NAME, Manifest, ManifestError
 from analysis.schema import TABLES, Table
 from tracer.errors import InputError, SessionError
-from tracer.lock import SessionLock
+from tracer.lock import SessionLock, is_being_recorded
 from tracer.segments import TEMPORARY_SUFFIX, list_segments, replace_file, split_visible
 
 #: Reason of the end that recovery writes.
@@ -115,3 +115,16 @@ def _last_time(path: Path, table: Table) -> int | None:
             and statistics.has_min_max
         ]
     return max(times, default=None)
+
+
+def recover_crashed(path: Path) -> Recovery | None:
+    """Return what was mended where the recorder of a session died; None where nothing was to do.
+
+    A session that is still being recorded, or that may only be read, is left as it is.
+    """
+    try:
+        if Manifest.read(path).end_ns is not None or is_being_recorded(path):
+            return None
+        return recover(path)
+    except (ManifestError, InputError, SessionError, OSError):
+        return None

@@ -156,6 +156,17 @@ class SessionWriter:
                 self._condition.wait_for(self._is_idle, timeout_s)
             return self._is_idle()
 
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Wait until a large batch would not be dropped; return whether that is so.
+
+        Args:
+            timeout_s: Longest wait in s.
+        """
+        with self._condition:
+            return self._condition.wait_for(
+                lambda: self._pending_bytes * 2 <= self._max_pending_bytes, timeout_s
+            )
+
     def write_manifest(self) -> None:
         """Replace the manifest by its present state, soon."""
         text = self.manifest.to_json()

@@ -72,7 +72,7 @@ class StatusMeter:
             self._has_calls = True
             self._calls.append((now_ns, batch.rows.num_rows))
             is_launch = pc.is_in(batch.rows.column("kind"), value_set=_LAUNCHES)
-            durations = batch.rows.column("duration_ns").filter(is_launch)
+            durations = batch.rows.column("duration_ns").filter(is_launch).drop_null()
             self._launches.append((now_ns, durations.to_numpy(zero_copy_only=False)))
         elif batch.table.name == "gpu_sample":
             for device, util in zip(

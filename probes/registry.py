@@ -1,0 +1,52 @@
+"""Every probe, in the order in which a recording starts them.
+
+A new probe is one function and one line in :data:`PROBES`. The modules are imported when a probe is
+built, so that a recording loads only what it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from probes.clocks import ClockAnchors
+from probes.probe import Probe
+from probes.targets import TargetTree
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """What probes need to know about a recording.
+
+    Attributes:
+        tree: Processes that are recorded.
+        anchors: Maps wall-clock times to monotonic.
+        engine_urls: Metrics pages; empty to look for them among the target's ports.
+    """
+
+    tree: TargetTree
+    anchors: ClockAnchors
+    engine_urls: tuple[str, ...] = ()
+
+
+def _engine(options: ProbeOptions) -> Probe:
+    from probes.engine.scrape import EngineProbe
+
+    return EngineProbe(options.tree, options.engine_urls)
+
+
+#: Name and builder of every probe. Keep this list sorted.
+PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe]], ...] = (("engine", _engine),)
+
+
+def build_probes(options: ProbeOptions, tables: Collection[str] | None = None) -> list[Probe]:
+    """Return the probes of a recording, not yet started.
+
+    Args:
+        options: What they need to know.
+        tables: Only those that deliver at least one of these tables; None for all.
+    """
+    probes = [build(options) for _, build in PROBES]
+    if tables is None:
+        return probes
+    return [probe for probe in probes if {table.name for table in probe.tables} & set(tables)]

@@ -1,0 +1,5 @@
+"""``python -m tracer``."""
+
+from tracer.cli import main
+
+main()

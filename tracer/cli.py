@@ -1,0 +1,126 @@
+"""The command line: one list of commands, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from tracer import __version__
+from tracer.errors import EXIT_CODES, TracerError
+
+#: Every command and the module that defines it; loaded when it is needed. Keep this list sorted.
+COMMANDS: tuple[tuple[str, str], ...] = (
+    ("analyze", "tracer.commands.analyze"),
+    ("demo", "tracer.commands.demo"),
+    ("describe", "tracer.commands.describe"),
+    ("doctor", "tracer.commands.doctor"),
+    ("import", "tracer.commands.import_"),
+    ("record", "tracer.commands.record"),
+)
+
+#: Foreseeable errors of the other packages and their exit codes; named so that nothing is imported.
+FOREIGN_ERRORS: dict[str, int] = {
+    "analysis.manifest.ManifestError": 3,
+    "analysis.timeline.TimelineError": 3,
+    "probes.probe.ProbeError": 4,
+    "probes.recorded.recording.RecordingError": 3,
+}
+
+#: Exit code after Ctrl-C before anything was recorded.
+INTERRUPTED = 130
+
+_EPILOG = "\b\nExit codes:\n" + "\n".join(
+    f"  {code}  {meaning}" for code, meaning in sorted(EXIT_CODES.items())
+)
+
+
+def keep_example(text: str) -> str:
+    """Return help text whose paragraph ``Example:`` click leaves as it is written."""
+    return text.replace("\n\nExample:", "\n\n\b\nExample:")
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported one by one, so that each starts fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, sorted."""
+        return [name for name, _ in COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; a broken one raises its own error."""
+        module_name = dict(COMMANDS).get(cmd_name)
+        if module_name is None:
+            return None
+        command = importlib.import_module(module_name).command
+        assert isinstance(command, click.Command)
+        command.help = keep_example(command.help or "")
+        return command
+
+
+@click.command(
+    cls=LazyGroup,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 88},
+)
+@click.version_option(__version__, prog_name="tracer")
+def cli() -> None:
+    """Says what a GPU service's device was waiting for, second by second, and why.
+
+    Example:
+      tracer record --pid 4242 --duration 60s -o incident.tracer
+      tracer analyze incident.tracer
+    """
+
+
+cli.help = keep_example(cli.help or "")
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        result = cli.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="tracer",
+            standalone_mode=False,
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of the output went away (head, less): say nothing, also at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except TracerError as error:
+        return _fail(str(error), error.exit_code)
+    except Exception as error:
+        code = _foreign_code(error)
+        if code is None:
+            raise
+        return _fail(str(error), code)
+    return result if isinstance(result, int) else 0
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    sys.exit(run())
+
+
+def _foreign_code(error: Exception) -> int | None:
+    """Exit code of a foreseeable error of another package, None for a defect."""
+    for kind in type(error).__mro__:
+        code = FOREIGN_ERRORS.get(f"{kind.__module__}.{kind.__qualname__}")
+        if code is not None:
+            return code
+    return None
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"tracer: {message}", err=True)
+    return code

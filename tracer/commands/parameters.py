@@ -1,0 +1,54 @@
+"""Types of options that several commands share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from tracer.errors import InputError
+
+_UNITS_NS = {
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+def parse_duration(text: str) -> int:
+    """Return a time like 500ms, 30s, 5m or 1h30m in ns; a bare number is seconds.
+
+    Raises:
+        click.BadParameter: it is not a time, or no time at all.
+    """
+    text = text.strip()
+    parts = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
+    if not parts or _PART.sub("", parts):
+        raise click.BadParameter(f"'{text}' is not a time; write for example 30s, 5m or 1h30m")
+    total = sum(round(float(number) * _UNITS_NS[unit]) for number, unit in _PART.findall(parts))
+    if total <= 0:
+        raise click.BadParameter(f"'{text}' is no time at all; write for example 30s")
+    return total
+
+
+#: Ending of a session directory's name.
+SESSION_SUFFIX = ".tracer"
+
+
+def find_session(path: Path) -> Path:
+    """Return the session directory meant by a path: itself, or with the ending ``.tracer``.
+
+    Raises:
+        InputError: neither is there.
+    """
+    other = path.with_name(path.name + SESSION_SUFFIX)
+    if path.name.endswith(SESSION_SUFFIX):
+        other = path.with_name(path.name.removesuffix(SESSION_SUFFIX))
+    for candidate in (path, other):
+        if candidate.is_dir():
+            return candidate
+    raise InputError(f"{path} does not exist; give the directory that 'tracer record -o DIR' wrote")

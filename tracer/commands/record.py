@@ -1,0 +1,111 @@
+"""``tracer record``: records running processes, or a command from its first instruction."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracer.commands.parameters import parse_duration
+from tracer.errors import TargetError, UsageError
+
+if TYPE_CHECKING:
+    from tracer.launch import LaunchedCommand
+
+
+@click.command("record", context_settings={"ignore_unknown_options": False})
+@click.option("--pid", "pids", type=int, multiple=True, metavar="P", help="Process to record.")
+@click.option(
+    "--duration", "duration_ns", type=parse_duration, metavar="T", help="End after this time."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Session directory to make; by default NAME-PID-TIME.tracer here.",
+)
+@click.option(
+    "--engine",
+    "engine_urls",
+    multiple=True,
+    metavar="URL",
+    help="Metrics page of the engine; by default looked for among the target's ports.",
+)
+@click.option(
+    "--for",
+    "causes",
+    multiple=True,
+    metavar="CAUSE",
+    help="Record only what this cause needs, e.g. launch.cpu_delay.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing session.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
+def command(
+    pids: tuple[int, ...],
+    duration_ns: int | None,
+    output: Path | None,
+    engine_urls: tuple[str, ...],
+    causes: tuple[str, ...],
+    force: bool,
+    arguments: tuple[str, ...],
+) -> int:
+    """Record the processes P and all their children, or COMMAND from its first instruction.
+
+    Ends by Ctrl-C, SIGTERM, after T, or when the target ends; the session is readable at every
+    moment. COMMAND is asked to end (SIGTERM) when the recording ends before it does; its exit
+    status becomes that of tracer.
+
+    Example:
+      tracer record --pid 4242 --duration 60s -o incident.tracer
+    """
+    if bool(pids) == bool(arguments):
+        raise UsageError(
+            "give either --pid P or -- COMMAND to say what to record, e.g. tracer record --pid 4242"
+        )
+    launched = _launch(arguments) if arguments else None
+    from tracer.recording import RecordOptions, record
+
+    try:
+        outcome = record(
+            RecordOptions(
+                pids=pids if launched is None else (launched.pid,),
+                output=output,
+                duration_ns=duration_ns,
+                engine_urls=engine_urls,
+                causes=causes,
+                force=force,
+                on_ready=None if launched is None else launched.release,
+                is_terminal=sys.stderr.isatty(),
+            )
+        )
+    except BaseException:
+        if launched is not None:
+            launched.kill()
+        raise
+    return outcome if launched is None else _end_command(launched, arguments[0], outcome)
+
+
+def _launch(arguments: tuple[str, ...]) -> LaunchedCommand:
+    """Start the command, held, before anything heavy is loaded."""
+    from tracer.launch import LaunchedCommand
+
+    launched = LaunchedCommand(arguments)
+    if launched.status is not None:
+        raise TargetError(f"{arguments[0]} ended before its first instruction; check the command")
+    return launched
+
+
+def _end_command(launched: LaunchedCommand, name: str, outcome: int) -> int:
+    """Wait for the command, say how it ended and return the exit code of the whole."""
+    status = launched.terminate(timeout_s=10.0)
+    if status is None:
+        click.echo(f"{name} (pid {launched.pid}) goes on: it did not end on SIGTERM.", err=True)
+        return outcome
+    if status < 0:
+        click.echo(f"{name} was ended by signal {-status}.", err=True)
+        return outcome or 128 - status
+    click.echo(f"{name} ended with exit status {status}.", err=True)
+    return outcome or status

@@ -1,0 +1,194 @@
+"""From the options of ``tracer record`` to a finished session and what to say about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from analysis.manifest import Manifest, Source
+from probes.clocks import ClockAnchors
+from probes.registry import ProbeOptions, build_probes
+from probes.targets import TargetTree
+from tracer import __version__
+from tracer.commands.parameters import SESSION_SUFFIX
+from tracer.errors import SessionError, TargetError
+from tracer.recorder import Recorder, stopped_by_signals
+from tracer.session import SessionWriter
+from tracer.status import Status, status_line
+
+#: Longest wait for probes to be gone from the target, after the files are closed.
+DETACH_TIMEOUT_S = 120.0
+
+_REASONS = {
+    "duration": "the time was over",
+    "target_ended": "the target ended",
+    "interrupted": "it was interrupted",
+    "terminated": "it was terminated",
+    "hung_up": "its terminal was closed",
+}
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What to record, for how long, and where to.
+
+    Attributes:
+        pids: Processes; their children belong to them.
+        output: Session directory, None for a name made of the target and the time.
+        duration_ns: Longest recording in ns, None for no limit.
+        engine_urls: Metrics pages of the engine.
+        causes: Record only what these causes need; empty for everything.
+        force: Replace an existing session.
+        on_ready: Called once every probe is in place.
+        is_terminal: Whether to keep a status line on standard error.
+    """
+
+    pids: Sequence[int]
+    output: Path | None = None
+    duration_ns: int | None = None
+    engine_urls: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    force: bool = False
+    on_ready: Callable[[], None] | None = None
+    is_terminal: bool = False
+
+
+def record(options: RecordOptions) -> int:
+    """Record until the end and return the exit code; what happened is told on standard error.
+
+    Raises:
+        TargetError: a process does not exist.
+        SessionError: the session cannot be made, or could not be written in full.
+    """
+    tree = _open_tree(options.pids)
+    path = options.output or _default_path(tree, options.pids[0])
+    anchors = ClockAnchors()
+    probes = build_probes(ProbeOptions(tree, anchors, options.engine_urls))
+    writer = SessionWriter(path, Manifest(tool_version=__version__), force=options.force)
+    display = _Display(options.is_terminal)
+    try:
+        recorder = Recorder(
+            probes,
+            writer,
+            tree,
+            root_pids=options.pids,
+            duration_ns=options.duration_ns,
+            anchors=anchors,
+            on_status=display.show if options.is_terminal else None,
+        )
+    except ProcessLookupError:
+        writer.close()
+        raise TargetError("the process ended before it could be recorded; start it again") from None
+    with stopped_by_signals(recorder):
+        recorder.start()
+        if options.on_ready is not None:
+            options.on_ready()
+        _tell_start(path, writer.manifest)
+        with display.live():
+            reason = recorder.run()
+        stop_begin = time.monotonic()
+        is_complete = recorder.finish()
+        _tell_end(path, writer.manifest, reason, time.monotonic() - stop_begin)
+        if not recorder.wait_detached(0.0):
+            _wait_detached(recorder)
+    if not is_complete:
+        raise SessionError(
+            f"{path} lacks its last rows. {writer.problem or 'The disk does not answer.'} "
+            "What was written before is readable."
+        )
+    return 0
+
+
+def _open_tree(pids: Sequence[int]) -> TargetTree:
+    """The tree below some processes.
+
+    Raises:
+        TargetError: one of them does not exist.
+    """
+    tree = TargetTree(pids)
+    for pid in pids:
+        if tree.get(pid) is None:
+            raise TargetError(
+                f"there is no process {pid}; find it with: pgrep -af PATTERN, "
+                "and give its id as this host sees it"
+            )
+    return tree
+
+
+def _default_path(tree: TargetTree, pid: int) -> Path:
+    """NAME-PID-TIME.tracer in the present directory."""
+    target = tree.get(pid)
+    raw = target.name if target is not None and target.name else "process"
+    name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in raw)
+    return Path(f"{name}-{pid}-{time.strftime('%Y%m%d-%H%M%S')}{SESSION_SUFFIX}")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _missing(manifest: Manifest) -> list[Source]:
+    return [source for source in manifest.sources if source.state in ("unavailable", "lost")]
+
+
+def _tell_start(path: Path, manifest: Manifest) -> None:
+    for source in _missing(manifest):
+        _say(f"without {source.name}: {source.note}")
+    names = ", ".join(f"{target.pid} ({target.name})" for target in manifest.targets[:5])
+    more = f" and {len(manifest.targets) - 5} more" if len(manifest.targets) > 5 else ""
+    _say(f"Recording {names}{more} into {path}. End it with Ctrl-C.")
+
+
+def _tell_end(path: Path, manifest: Manifest, reason: str, stop_s: float) -> None:
+    start_ns, end_ns = manifest.start_ns or 0, manifest.end_ns or 0
+    n_rows = sum(source.n_rows for source in manifest.sources if source.name == "session")
+    _say(
+        f"Recorded {(end_ns - start_ns) / 1e9:.1f} s, {n_rows:,} rows; {_REASONS[reason]}. "
+        f"Files closed after {stop_s:.1f} s."
+    )
+    for source in manifest.sources:
+        if source.n_lost:
+            _say(f"{source.name} lost {source.n_lost:,} records. {source.note}".rstrip())
+        elif source.state == "lost":
+            _say(f"{source.name} failed: {source.note}")
+    _say(f"Next: tracer analyze {path}")
+
+
+def _wait_detached(recorder: Recorder) -> None:
+    _say("Probes are still being removed from the target; please wait ...")
+    begin = time.monotonic()
+    if recorder.wait_detached(DETACH_TIMEOUT_S):
+        _say(f"Probes were gone {time.monotonic() - begin:.1f} s later.")
+    else:
+        _say("Probes are not gone yet; they end with this process.")
+
+
+class _Display:
+    """The status line on a terminal; nothing anywhere else."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        self._live: object = None
+        self._is_terminal = is_terminal
+
+    def live(self) -> AbstractContextManager[object]:
+        """A context in which the line is shown."""
+        if not self._is_terminal:
+            return nullcontext()
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+        return self._live
+
+    def show(self, status: Status) -> None:
+        """Replace the line."""
+        from rich.live import Live
+        from rich.text import Text
+
+        if isinstance(self._live, Live):
+            self._live.update(Text(status_line(status)), refresh=True)
