@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 
 #: cudaMemcpyKind.
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
@@ -59,6 +59,9 @@ class Cuda:
         self._next = self._simulation.tracer_sim_next
         self._next.argtypes = (c_ulonglong, c_ulonglong)
         self._next.restype = None
+        self._next_share = self._simulation.tracer_sim_next_share
+        self._next_share.argtypes = (c_double,)
+        self._next_share.restype = None
         self._next_hang = self._simulation.tracer_sim_next_hang
         self._next_hang.restype = None
         launch = "__cudaLaunchKernel" if runtime >= 13 else "cudaLaunchKernel"
@@ -129,6 +132,15 @@ class Cuda:
         code = self._launch(kernel, grid.grid, grid.block, self._arguments, 0, stream)
         if code:
             self.check("cudaLaunchKernel", code)
+
+    def launch_small(
+        self, kernel: int, grid: Grid, stream: int, compute_ns: int, share: float
+    ) -> None:
+        """Launch a kernel that fills only a share of the device, in (0, 1]."""
+        self._next(compute_ns, 0)
+        self._next_share(share)
+        code = self._launch(kernel, grid.grid, grid.block, self._arguments, 0, stream)
+        self.check("cudaLaunchKernel", code)
 
     def launch_hanging(self, kernel: int, grid: Grid, stream: int) -> None:
         """Launch a kernel that never ends."""

@@ -2,8 +2,8 @@
 
 An embedding job that comes in bursts: each burst launches batches of kernels and waits for each
 batch. The configuration is a JSON object: ``name`` and ``cpus`` of the process, ``runtime``,
-``device``, ``n_kernels`` per batch of ``kernel_ns`` each, ``burst_s``, ``pause_s``, and
-``start_s``, the wait before the first burst.
+``device``, ``n_kernels`` per batch of ``kernel_ns`` each that fill a ``share`` of the device,
+``burst_s``, ``pause_s``, and ``start_s``, the wait before the first burst.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def run(config: dict[str, Any]) -> None:
         end = time.monotonic() + config["burst_s"]
         while time.monotonic() < end:
             for index in range(config["n_kernels"]):
-                cuda.launch(kernels[index % len(kernels)], grid, stream, config["kernel_ns"])
+                kernel = kernels[index % len(kernels)]
+                cuda.launch_small(kernel, grid, stream, config["kernel_ns"], config["share"])
             cuda.copy(on_host, on_device, 4096, DEVICE_TO_HOST, stream)
             cuda.synchronize(stream)
         time.sleep(config["pause_s"])

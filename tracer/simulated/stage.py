@@ -79,6 +79,7 @@ class Stage:
         self.folder = Path(tempfile.mkdtemp(prefix="tracer-stage-"))
         self.libraries: Libraries = build()
         self.device = SimulatedDevice(self.folder / "device", devices=n_devices)
+        self._mps_pipe = self.folder / "mps"
         self._children: list[subprocess.Popen[str]] = []
         self._undo: list[Callable[[], None]] = []
         self._n_files = 0
@@ -101,7 +102,13 @@ class Stage:
             raise StageError("the scenario started no service")
         return self.service
 
-    def serve(self, options: ServerOptions, groups: Sequence[Group] = ()) -> Service:
+    def start_mps(self) -> None:
+        """Run an MPS server that processes started with ``in_mps`` from now on use."""
+        self.device.start_mps(self._mps_pipe)
+
+    def serve(
+        self, options: ServerOptions, groups: Sequence[Group] = (), in_mps: bool = False
+    ) -> Service:
         """Start the LLM server and wait until it is ready or held; then start its clients."""
         options = replace(
             options,
@@ -109,7 +116,7 @@ class Stage:
             engine_cpus=options.engine_cpus or self.cpus.launcher,
             server_cpus=options.server_cpus or self.cpus.others,
         )
-        server = self.start_module("server", options.to_json())
+        server = self.start_module("server", options.to_json(), in_mps=in_mps)
         port = json.loads(self._first_line(server))["port"]
         url = f"http://127.0.0.1:{port}"
         self._wait_for_engine(url, "held" if options.is_held else "ready")
@@ -130,7 +137,11 @@ class Stage:
         post(f"{self.target.url}/order", {"order": name, "arguments": arguments})
 
     def start_module(
-        self, module: str, config: str | Mapping[str, Any], on_device: bool = True
+        self,
+        module: str,
+        config: str | Mapping[str, Any],
+        on_device: bool = True,
+        in_mps: bool = False,
     ) -> subprocess.Popen[str]:
         """Start a process of this package with a configuration file.
 
@@ -138,6 +149,7 @@ class Stage:
             module: Name of the module in ``tracer.simulated``.
             config: Text of the file, or what becomes its JSON.
             on_device: Whether the process sees the simulated libraries.
+            in_mps: Whether it finds the control pipe of the stage's MPS server.
         """
         self._n_files += 1
         path = self.folder / f"{module}{self._n_files}.json"
@@ -147,6 +159,8 @@ class Stage:
         environment["PYTHONPATH"] = root
         if on_device:
             environment.update(self.device.env())
+        if in_mps:
+            environment["CUDA_MPS_PIPE_DIRECTORY"] = str(self._mps_pipe)
         child = subprocess.Popen(
             [sys.executable, "-m", f"tracer.simulated.{module}", "--config", str(path)],
             env=environment,

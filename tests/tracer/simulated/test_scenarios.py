@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.causes import CAUSES
 from tracer.errors import UsageError
 from tracer.simulated.disturbance import Disturbance, DisturbanceMeter
 from tracer.simulated.scenarios import registry
@@ -28,7 +29,7 @@ def test_a_scenario_says_what_is_wrong_and_names_real_confounders(scenario):
 
 
 def test_every_expected_cause_is_declared():
-    declared = _declared_causes()
+    declared = {cause.slug for cause in CAUSES}
     for scenario in registry.SCENARIOS:
         for cause in (scenario.expected.cause, *scenario.expected.or_causes):
             assert cause in declared, f"{scenario.name} expects {cause}"

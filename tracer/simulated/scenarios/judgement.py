@@ -57,7 +57,11 @@ def judge(
     if named not in (expected.cause, *expected.or_causes):
         return result(False, f"{named} was said, {expected.cause} was staged")
     if named in CALM:
-        found = [item["cause"] for item in findings if item["status"] == "found"]
+        found = [
+            item["cause"]
+            for item in findings
+            if item["status"] == "found" and item["cause"] not in CALM
+        ]
         if found:
             return result(False, f"{named} was said, but with findings: {', '.join(found)}")
         return result(True, f"{named}, as staged")

@@ -5,7 +5,14 @@ from tracer.simulated.scenarios.serving import serve_chats
 from tracer.simulated.stage import Stage
 
 
-def add_neighbour(stage: Stage, burst_s: float, pause_s: float, start_s: float = 0.0) -> int:
+def add_neighbour(
+    stage: Stage,
+    burst_s: float,
+    pause_s: float,
+    start_s: float = 0.0,
+    share: float = 1.0,
+    in_mps: bool = False,
+) -> int:
     """Start the embedding job beside the service; its pid."""
     child = stage.start_module(
         "neighbour",
@@ -19,7 +26,9 @@ def add_neighbour(stage: Stage, burst_s: float, pause_s: float, start_s: float =
             "burst_s": burst_s,
             "pause_s": pause_s,
             "start_s": start_s,
+            "share": share,
         },
+        in_mps=in_mps,
     )
     return child.pid
 
