@@ -1,6 +1,6 @@
 """One vocabulary for the metrics of inference engines, and each engine's names for it.
 
-The vocabulary (:data:`METRICS`) is what analyzers read; :data:`ALIASES` declares which exposed
+The vocabulary (:data:`VOCABULARY`) is what analyzers read; :data:`ALIASES` declares which exposed
 name of which engine means it. Raw names are kept beside it in every row.
 
 Meaning of labels in ``engine_sample.labels``: ``engine`` (data-parallel instance or model: series
@@ -32,7 +32,7 @@ class Metric:
 
 
 #: The vocabulary. Seconds are seconds, shares lie in 0..1, tokens and requests are counts.
-METRICS: tuple[Metric, ...] = (
+VOCABULARY: tuple[Metric, ...] = (
     Metric("requests_running", "requests", "gauge", "Requests in the running batch."),
     Metric("requests_waiting", "requests", "gauge", "Requests waiting for a place in the batch."),
     Metric(
@@ -97,7 +97,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_memory_used_bytes", "bytes", "gauge", "Device memory as the engine tells it."),
 )
 
-_BY_NAME = {metric.name: metric for metric in METRICS}
+_BY_NAME = {metric.name: metric for metric in VOCABULARY}
 
 
 def metric(name: str) -> Metric:

@@ -117,10 +117,14 @@ class DcgmProbe:
         return SourceReport(
             name=self.name,
             n_rows=self._n_rows,
-            n_lost=reader.n_failures,
+            n_lost=0,
             cost_ns=reader.cost_ns,
             note=reader.last_error,
-            details={"source": reader.source, "n_other_rows": reader.n_other_rows},
+            details={
+                "source": reader.source,
+                "n_failures": reader.n_failures,
+                "n_instance_rows": reader.n_other_rows,
+            },
         )
 
     def _xid(self, time_ns: int, device: int, value: float | None) -> list[dict[str, Any]]:

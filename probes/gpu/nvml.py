@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from analysis.schema import EVENT, GPU_PROCESS, GPU_SAMPLE, Table
 from probes.clocks import ClockReaders, read_anchor
-from probes.gpu.events import ALL, device_event, driver_event, gpu_name, health_events
+from probes.gpu.events import ALL, driver_event, gpu_name, health_events
+from probes.gpu.losses import FIRST_PAUSE_NS, DeviceLosses
 from probes.gpu.nvml_process import Frame, SamplerProcess
 from probes.gpu.rows import (
     ProcessNamer,
@@ -32,8 +33,6 @@ from probes.probe import Batch, ProbeError, SourceReport, make_batch
 SECOND_NS = 1_000_000_000
 #: Time that starting waits for the library to tell whether it can be used at all.
 _HELLO_NS = SECOND_NS // 2
-_FIRST_PAUSE_NS = 10 * SECOND_NS
-_LONGEST_PAUSE_NS = 300 * SECOND_NS
 _FINISH_NS = 3 * SECOND_NS // 10
 #: Abandoned children that still hang, at which no further one is started.
 _MAX_HANGING = 4
@@ -62,14 +61,6 @@ class Inventory:
 
 
 @dataclass
-class _Retry:
-    """Devices to try again (None: all), and when."""
-
-    devices: list[int] | None
-    due_ns: int
-
-
-@dataclass
 class _Cost:
     """Last statistics of a child."""
 
@@ -89,6 +80,7 @@ class NvmlProbe:
         to_monotonic: Maps wall-clock ns to CLOCK_MONOTONIC ns with an error bound
             (``ClockAnchors.to_monotonic``); by default the clocks are read at each drain.
         root: Where /proc is.
+        retry_ns: Time after which a device whose call never returned is tried again.
         clock: CLOCK_MONOTONIC in ns.
     """
 
@@ -102,6 +94,7 @@ class NvmlProbe:
         env: Mapping[str, str] | None = None,
         to_monotonic: ToMonotonic | None = None,
         root: Path = PROC,
+        retry_ns: int = FIRST_PAUSE_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.name = "nvml"
@@ -118,9 +111,7 @@ class NvmlProbe:
         self._namer = ProcessNamer(root)
         self._samplers: dict[SamplerProcess, _Cost] = {}
         self._hanging: list[SamplerProcess] = []
-        self._retries: list[_Retry] = []
-        self._pauses: dict[tuple[int, ...], int] = {}
-        self._lost: set[int] = set()
+        self._losses = DeviceLosses(retry_ns)
         self._gpus: dict[int, dict[str, Any]] = {}
         self._versions: dict[str, str | None] = {}
         self._health: dict[int, dict[str, int]] = {}
@@ -169,37 +160,36 @@ class NvmlProbe:
     def drain(self, now_ns: int) -> Iterable[Batch]:
         """Return what the children sent since the last call; never waits for the driver."""
         batches: list[Batch] = []
-        events: list[dict[str, Any]] = []
         early, self._early = self._early, []
         for sampler in list(self._samplers):
             frames = early + sampler.read()
             early = []
-            self._take(sampler, frames, now_ns, batches, events)
+            self._take(sampler, frames, now_ns, batches)
             stuck = sampler.stuck_call(now_ns, self._deadline_ns)
             if stuck is not None:
-                self._give_up(sampler, now_ns, events, *stuck)
+                self._give_up(sampler, now_ns, *stuck)
             elif sampler.has_ended():
-                self._take(sampler, sampler.read(), now_ns, batches, events)
-                self._ended(sampler, now_ns, events)
+                self._take(sampler, sampler.read(), now_ns, batches)
+                self._ended(sampler, now_ns)
         self._try_again(now_ns)
-        return self._with_events(batches, events)
+        return self._with_events(batches)
 
     def stop(self) -> Iterable[Batch]:
         """Stop the children and return what is left; a child that hangs is abandoned."""
         batches = list(self.drain(self._clock()))
-        events: list[dict[str, Any]] = []
         for sampler in list(self._samplers):
             frames = sampler.finish(_FINISH_NS)
-            self._take(sampler, frames, self._clock(), batches, events)
+            self._take(sampler, frames, self._clock(), batches)
             self._release(sampler)
-        return self._with_events(batches, events)
+        return self._with_events(batches)
 
     def report(self) -> SourceReport:
         """Return what was sampled, the CPU time of the children and their time in the driver."""
         stats = [cost.stats for cost in self._samplers.values()]
+        found = self.inventory(timeout_ns=0)
         notes = []
-        if self._lost:
-            names = ", ".join(gpu_name(device) for device in sorted(self._lost))
+        if self._losses.lost:
+            names = ", ".join(gpu_name(device) for device in sorted(self._losses.lost))
             notes.append(f"{names} did not answer at the end")
         if self._unseen:
             notes.append(
@@ -217,6 +207,8 @@ class NvmlProbe:
             note="; ".join(notes),
             details={
                 **self._versions,
+                "gpus": found.gpus,
+                "is_simulated": found.is_simulated,
                 "driver_ns": self._past_driver_ns + sum(item.get("driver_ns", 0) for item in stats),
                 "interval_ns": max(intervals, default=self._interval_ns),
                 "errors": self._errors,
@@ -267,9 +259,8 @@ class NvmlProbe:
         frames: Sequence[Frame],
         now_ns: int,
         batches: list[Batch],
-        events: list[dict[str, Any]],
     ) -> None:
-        """Add the rows and events of a child's frames."""
+        """Add the rows of a child's frames, and note its events."""
         if not frames:
             return
         self._note_hello(frames)
@@ -280,7 +271,7 @@ class NvmlProbe:
             return [row for frame in frames for row in frame.get(kind, ())]
 
         rows = fast_rows(all_of("fast"))
-        self._recover({row["device"] for row in rows}, now_ns, events)
+        self._losses.recover({row["device"] for row in rows}, now_ns)
         buffers = all_of("buffers")
         if buffers:
             mapping = self._to_monotonic or _mapping_now()
@@ -298,92 +289,61 @@ class NvmlProbe:
             batches.append(process_batch(processes))
         for kind, time_ns, device, function, text in all_of("events"):
             if kind == "lost":
-                self._lose(device, time_ns, f"{function} says: {text}", events)
+                self._losses.lose(device, time_ns, f"{function} says: {text}")
             else:
-                self._recover({device}, time_ns, events)
+                self._losses.recover({device}, time_ns)
         for time_ns, device, kind, data in all_of("xids"):
-            events.append(driver_event(time_ns, device, kind, data))
+            self._losses.events.append(driver_event(time_ns, device, kind, data))
         for time_ns, device, health, before in all_of("health"):
             self._health[device] = health
-            events.extend(health_events(time_ns, device, health, before))
+            self._losses.events.extend(health_events(time_ns, device, health, before))
         for topology in all_of("topology"):
             self._topology = topology
         for device, instances in all_of("instances"):
             self._instances[str(device)] = instances
         for text in all_of("failed"):
-            self._lose(ALL, now_ns, str(text), events)
+            self._losses.lose(ALL, now_ns, str(text))
         for stats in all_of("stats"):
             self._samplers.get(sampler, _Cost()).stats = stats
             self._errors.update(stats["errors"])
 
-    def _lose(self, device: int, time_ns: int, reason: str, events: list[dict[str, Any]]) -> None:
-        """Report the loss of a device, once until it is back."""
-        if device in self._lost:
-            return
-        self._lost.add(device)
-        detail = f"{gpu_name(device)} cannot be sampled: {reason}."
-        events.append(device_event(time_ns, "source_lost", device, detail))
-
-    def _recover(self, devices: Iterable[int], time_ns: int, events: list[dict[str, Any]]) -> None:
-        """Report devices that were lost and are sampled again."""
-        found = set(devices)
-        for device in sorted(self._lost & (found | {ALL} if found else set())):
-            self._lost.discard(device)
-            detail = f"{gpu_name(device)} is sampled again."
-            events.append(device_event(time_ns, "source_recovered", device, detail))
-
     def _give_up(
-        self,
-        sampler: SamplerProcess,
-        now_ns: int,
-        events: list[dict[str, Any]],
-        device: int,
-        function: str,
-        duration_ns: int,
+        self, sampler: SamplerProcess, now_ns: int, device: int, function: str, duration_ns: int
     ) -> None:
         """Abandon a child that is stuck; go on with the other devices in a new one."""
         devices = sampler.devices
         self._release(sampler)
         reason = f"{function} has not returned for {duration_ns / 1e9:.1f} s"
-        self._lose(device, now_ns - duration_ns, reason, events)
+        self._losses.lose(device, now_ns - duration_ns, reason)
         if device == ALL:
-            self._later(None if devices is None else sorted(devices), now_ns)
+            self._losses.retry_later(devices, now_ns)
             return
-        self._later([device], now_ns)
+        self._losses.retry_later([device], now_ns)
         rest = sorted((devices or set(self._gpus)) - {device})
         if rest:
             self._spawn(rest, [device])
         elif devices is None and not self._gpus:
             self._spawn(None, [device])
 
-    def _ended(self, sampler: SamplerProcess, now_ns: int, events: list[dict[str, Any]]) -> None:
+    def _ended(self, sampler: SamplerProcess, now_ns: int) -> None:
         """Note the end of a child, and plan another."""
         devices = sampler.devices
-        code = sampler.exit_code
+        text = f"the sampler of NVML ended (exit code {sampler.exit_code})"
         self._release(sampler)
-        text = f"the sampler of NVML ended (exit code {code})"
         for device in sorted(devices) if devices else [ALL]:
-            self._lose(device, now_ns, text, events)
-        self._later(None if devices is None else sorted(devices), now_ns)
-
-    def _later(self, devices: list[int] | None, now_ns: int) -> None:
-        """Plan to try devices again, later at each time."""
-        key = tuple(devices) if devices is not None else (ALL,)
-        pause = self._pauses.get(key, _FIRST_PAUSE_NS)
-        self._pauses[key] = min(2 * pause, _LONGEST_PAUSE_NS)
-        self._retries.append(_Retry(devices, now_ns + pause))
+            self._losses.lose(device, now_ns, text)
+        self._losses.retry_later(devices, now_ns)
 
     def _try_again(self, now_ns: int) -> None:
         """Start children for devices whose time has come, unless too many already hang."""
         self._hanging = [sampler for sampler in self._hanging if sampler.exit_code is None]
-        due = [retry for retry in self._retries if retry.due_ns <= now_ns]
-        if not due or len(self._hanging) >= _MAX_HANGING:
-            return
-        self._retries = [retry for retry in self._retries if retry.due_ns > now_ns]
-        for retry in due:
-            self._spawn(retry.devices)
+        if len(self._hanging) < _MAX_HANGING:
+            for devices in self._losses.take_due(now_ns):
+                self._spawn(devices)
 
-    def _with_events(self, batches: list[Batch], events: list[dict[str, Any]]) -> list[Batch]:
+    def _with_events(self, batches: list[Batch]) -> list[Batch]:
+        """Add the events since the last call."""
+        events = self._losses.take_events()
         if events:
             columns = {name: [event.get(name) for event in events] for name in EVENT.column_names}
             batches.append(make_batch(EVENT, columns))

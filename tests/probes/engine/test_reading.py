@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from probes.engine.exposition import ExpositionParser, parse_exposition
-from probes.engine.names import ALIASES, METRICS, Moves, lags_until_finish, metric
+from probes.engine.names import ALIASES, VOCABULARY, Moves, lags_until_finish, metric
 from probes.engine.reading import PageReader
 
 
@@ -338,9 +338,9 @@ def test_a_page_that_changes_is_planned_anew() -> None:
 
 
 def test_vocabulary_is_consistent() -> None:
-    names = [item.name for item in METRICS]
+    names = [item.name for item in VOCABULARY]
     assert len(set(names)) == len(names)
-    for item in METRICS:
+    for item in VOCABULARY:
         assert item.kind in ("gauge", "counter", "histogram")
         assert item.merge in ("sum", "max", "latest")
     for alias in ALIASES:

@@ -194,6 +194,10 @@ class Recording:
         return False
 
 
+def n_failures(probe: DcgmProbe) -> int:
+    return int((probe.report().details or {})["n_failures"])
+
+
 def fake_dcgmi(tmp_path: Path, body: str) -> list[str]:
     """Command of a program that stands for dcgmi."""
     script = tmp_path / "dcgmi.py"
@@ -245,7 +249,7 @@ def test_a_dcgmi_that_ends_is_one_event_and_run_again(
     probe = DcgmProbe(fields=(1001,), command=fake_dcgmi(tmp_path, body))
     rec = Recording(probe)
     probe.start()
-    assert rec.until(lambda: probe.report().n_lost >= 2)
+    assert rec.until(lambda: n_failures(probe) >= 2)
     (tmp_path / "dcgmi.py").write_text(
         "import time\nprint('#Entity GRACT\\nGPU 0 0.5', flush=True)\ntime.sleep(30)\n"
     )
@@ -292,7 +296,7 @@ def test_an_exporter_that_fails_is_one_event_and_a_gap(shared_data: Path) -> Non
         server.answer = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + text.encode())
         assert rec.until(lambda: bool(rec.events))
         n_rows = len(rec.samples)
-        assert rec.until(lambda: probe.report().n_lost > 3)
+        assert rec.until(lambda: n_failures(probe) > 3)
         assert len(rec.samples) == n_rows
         server.answer = page(text)
         assert rec.until(lambda: len(rec.samples) > n_rows)

@@ -195,7 +195,7 @@ def test_what_is_not_supported_is_null(mock_nvml: Path, faults: Faults) -> None:
 
 
 def test_a_lost_gpu_is_one_event_and_a_gap_and_the_other_goes_on(
-    mock_nvml: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    mock_nvml: Path, faults: Faults
 ) -> None:
     with recording(mock_nvml, faults()) as rec:
         assert rec.until(lambda: len(rec.of(1)) > 3)
@@ -216,10 +216,9 @@ def test_a_lost_gpu_is_one_event_and_a_gap_and_the_other_goes_on(
     "function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"]
 )
 def test_a_call_that_never_returns_costs_one_device_a_gap(
-    mock_nvml: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, function: str
+    mock_nvml: Path, faults: Faults, function: str
 ) -> None:
-    monkeypatch.setattr(nvml, "_FIRST_PAUSE_NS", 1500 * MS)
-    with recording(mock_nvml, faults()) as rec:
+    with recording(mock_nvml, faults(), retry_ns=1500 * MS) as rec:
         assert rec.until(lambda: len(rec.of(1)) > 3 and len(rec.of(0)) > 3)
         faults(f"{function} 1 hang")
         assert rec.until(lambda: bool(rec.events))
@@ -248,11 +247,8 @@ def test_a_library_that_hangs_at_once_does_not_hold_up_anything(
     assert "NVML did not answer" in rec.probe.report().note
 
 
-def test_a_sampler_that_is_killed_is_replaced(
-    mock_nvml: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nvml, "_FIRST_PAUSE_NS", 100 * MS)
-    with recording(mock_nvml, faults()) as rec:
+def test_a_sampler_that_is_killed_is_replaced(mock_nvml: Path, faults: Faults) -> None:
+    with recording(mock_nvml, faults(), retry_ns=100 * MS) as rec:
         assert rec.until(lambda: len(rec.of(0)) > 3)
         [sampler] = rec.probe._samplers
         os.kill(sampler.pid, 9)
