@@ -35,8 +35,45 @@ def _engine(options: ProbeOptions) -> Probe:
     return EngineProbe(options.tree, options.engine_urls)
 
 
+def _host(options: ProbeOptions) -> Probe:
+    from probes.host.host import HostProbe
+
+    return HostProbe(options.tree)
+
+
+def _kernel_log(_: ProbeOptions) -> Probe:
+    from probes.host.kernel_log import KernelLogProbe
+
+    return KernelLogProbe()
+
+
+def _nvml(options: ProbeOptions) -> Probe:
+    from probes.gpu.nvml import NvmlProbe
+
+    return NvmlProbe(options.tree, to_monotonic=options.anchors.to_monotonic)
+
+
+def _process(options: ProbeOptions) -> Probe:
+    from probes.host.process import ProcessProbe
+
+    return ProcessProbe(options.tree)
+
+
+def _thread(options: ProbeOptions) -> Probe:
+    from probes.host.threads import ThreadProbe
+
+    return ThreadProbe(options.tree)
+
+
 #: Name and builder of every probe. Keep this list sorted.
-PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe]], ...] = (("engine", _engine),)
+PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe]], ...] = (
+    ("engine", _engine),
+    ("host", _host),
+    ("kernel_log", _kernel_log),
+    ("nvml", _nvml),
+    ("process", _process),
+    ("thread", _thread),
+)
 
 
 def build_probes(options: ProbeOptions, tables: Collection[str] | None = None) -> list[Probe]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -41,7 +43,7 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(
 
 def keep_example(text: str) -> str:
     """Return help text whose paragraph ``Example:`` click leaves as it is written."""
-    return text.replace("\n\nExample:", "\n\n\b\nExample:")
+    return re.sub(r"\n\n(?:\\b\n)?Example:", "\n\n\b\nExample:", inspect.cleandoc(text))
 
 
 class LazyGroup(click.Group):

@@ -277,6 +277,9 @@ class Recorder:
             gpus = source.details.pop("gpus", None)
             if gpus is not None:
                 self._manifest.gpus = [Gpu(**item) for item in gpus]
+            driver = source.details.get("driver_version")
+            if driver is not None:
+                self._manifest.host["driver_version"] = driver
             if source.details.get("is_simulated"):
                 self._manifest.is_simulated = True
         usage = resource.getrusage(resource.RUSAGE_SELF)

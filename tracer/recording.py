@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from probes.registry import ProbeOptions, build_probes
 from probes.targets import TargetTree
 from tracer import __version__
 from tracer.commands.parameters import SESSION_SUFFIX
-from tracer.errors import SessionError, TargetError
+from tracer.errors import SessionError, TargetError, UsageError
 from tracer.recorder import Recorder, stopped_by_signals
 from tracer.session import SessionWriter
 from tracer.status import Status, status_line
@@ -65,10 +66,11 @@ def record(options: RecordOptions) -> int:
         TargetError: a process does not exist.
         SessionError: the session cannot be made, or could not be written in full.
     """
+    tables = _tables_for(options.causes)
     tree = _open_tree(options.pids)
     path = options.output or _default_path(tree, options.pids[0])
     anchors = ClockAnchors()
-    probes = build_probes(ProbeOptions(tree, anchors, options.engine_urls))
+    probes = build_probes(ProbeOptions(tree, anchors, options.engine_urls), tables)
     writer = SessionWriter(path, Manifest(tool_version=__version__), force=options.force)
     display = _Display(options.is_terminal)
     try:
@@ -118,6 +120,30 @@ def _open_tree(pids: Sequence[int]) -> TargetTree:
                 "and give its id as this host sees it"
             )
     return tree
+
+
+def _tables_for(causes: Sequence[str]) -> set[str] | None:
+    """Tables that some causes need, None for all.
+
+    Raises:
+        UsageError: one is not a cause, or nothing can find it.
+    """
+    if not causes:
+        return None
+    from analysis.causes import CAUSES
+
+    declared = {cause.slug: cause for cause in CAUSES}
+    tables: set[str] = set()
+    for slug in causes:
+        cause = declared.get(slug)
+        if cause is None:
+            close = difflib.get_close_matches(slug, declared, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(declared)}"
+            raise UsageError(f"there is no cause {slug}; {hint}")
+        if cause.needs is None:
+            raise UsageError(f"no analyzer states {slug} yet; record without --for")
+        tables.update(cause.needs.tables)
+    return tables
 
 
 def _default_path(tree: TargetTree, pid: int) -> Path:

@@ -99,10 +99,13 @@ def _launch(arguments: tuple[str, ...]) -> LaunchedCommand:
 
 
 def _end_command(launched: LaunchedCommand, name: str, outcome: int) -> int:
-    """Wait for the command, say how it ended and return the exit code of the whole."""
-    status = launched.terminate(timeout_s=10.0)
+    """End the command if it runs on, say how it ended and return the exit code of the whole."""
+    status = launched.wait(timeout_s=0.5)
     if status is None:
-        click.echo(f"{name} (pid {launched.pid}) goes on: it did not end on SIGTERM.", err=True)
+        if launched.terminate(timeout_s=10.0) is None:
+            click.echo(f"{name} (pid {launched.pid}) goes on: it did not end on SIGTERM.", err=True)
+        else:
+            click.echo(f"{name} was ended together with the recording.", err=True)
         return outcome
     if status < 0:
         click.echo(f"{name} was ended by signal {-status}.", err=True)
