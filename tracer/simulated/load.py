@@ -25,7 +25,7 @@ class Group:
 
     With ``rate_per_s`` the group is an open loop: requests arrive at random at that rate whatever
     becomes of the earlier ones. Without, ``n_clients`` clients each send the next request
-    ``think_s`` after the last was answered. A request that takes longer than ``timeout_s`` is given
+    about ``think_s`` after the last was answered. A request that takes longer than ``timeout_s`` is given
     up and sent again, at most ``n_retries`` times.
     """
 
@@ -65,7 +65,7 @@ class Client:
         while not self._is_over():
             self._send(self._draw())
             if group.think_s:
-                time.sleep(self._random.expovariate(1.0 / group.think_s))
+                time.sleep(group.think_s * self._random.uniform(0.5, 1.5))
 
     def run_open(self, rate_per_s: float) -> None:
         """Send requests at random times, each in a thread of its own."""
