@@ -123,7 +123,7 @@ API cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shar
 
 /* A handle of CUDA 12 and 13 is the table's own entry, known in the table under its address too, so
  * that a launch takes either. */
-API cudaError_t __cudaGetKernel(cudaKernel_t *handle, const void *stub) {
+static cudaError_t get_kernel(cudaKernel_t *handle, const void *stub) {
     struct kernel *k = find(stub);
     if (handle == NULL) return keep(1);
     if (k == NULL) return keep(98);
@@ -138,6 +138,14 @@ API cudaError_t __cudaGetKernel(cudaKernel_t *handle, const void *stub) {
     pthread_mutex_unlock(&table_lock);
     *handle = k;
     return 0;
+}
+
+API cudaError_t __cudaGetKernel(cudaKernel_t *handle, const void *stub) {
+    return get_kernel(handle, stub);
+}
+
+API cudaError_t cudaGetKernel(cudaKernel_t *handle, const void *stub) {
+    return get_kernel(handle, stub);
 }
 
 static cudaError_t load(const struct driver *d, struct kernel *k, CUfunction *out) {

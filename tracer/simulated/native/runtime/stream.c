@@ -78,6 +78,8 @@ PTSZ(cudaStreamGetCaptureInfo, capture_info,
       const void **edges, size_t *n),
      s, status, id, g, deps, edges, n)
 #else
+PTSZ(cudaStreamGetCaptureInfo, capture_info,
+     (cudaStream_t s, int *status, unsigned long long *id), s, status, id, NULL, NULL, NULL, NULL)
 PTSZ(cudaStreamGetCaptureInfo_v3, capture_info,
      (cudaStream_t s, int *status, unsigned long long *id, cudaGraph_t *g, const void **deps,
       const void **edges, size_t *n),
