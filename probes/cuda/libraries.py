@@ -106,12 +106,12 @@ def cost_class(code: bytes) -> str:
     """
     if code[:5] == _NOP5:
         return "nop5"
-    if code[:1] == b"\x41" and 0x50 <= code[1] <= 0x57:
-        return "emulated"
-    first = code[0] if code else 0
-    if 0x50 <= first <= 0x57 or first in (0x90, 0xE8, 0xE9, 0xEB) or 0x70 <= first <= 0x7F:
-        return "emulated"
-    if code[:2] == b"\x0f\x1f" or (first == 0x0F and 0x80 <= code[1] <= 0x8F):
+    first, second = (*code[:2], 0, 0)[:2]
+    is_push = 0x50 <= first <= 0x57 or (first == 0x41 and 0x50 <= second <= 0x57)
+    is_jump = first in (0xE8, 0xE9, 0xEB) or 0x70 <= first <= 0x7F
+    is_far_jump = first == 0x0F and 0x80 <= second <= 0x8F
+    is_nop = first == 0x90 or (first, second) == (0x0F, 0x1F)
+    if is_push or is_jump or is_far_jump or is_nop:
         return "emulated"
     return "stepped"
 

@@ -24,7 +24,8 @@ __attribute__((used)) void tk(void) { __asm__ volatile("nop;nop"); }
 static void local(void) __asm__("_ZL4statPi");
 __attribute__((used)) static void local(void) { __asm__ volatile("nop;nop;nop"); }
 __attribute__((used)) void *handle __asm__("_ZZ24__device_stub__Z4kernPfiPfiE8__handle");
-__attribute__((used)) static void *static_handle __asm__("_ZZL23__device_stub__Z4statPiPiE8__handle");
+__attribute__((used))
+static void *static_handle __asm__("_ZZL23__device_stub__Z4statPiPiE8__handle");
 static char device_name[] = "_Z9from_nameIfEvPT_i";
 static char driver_name[] = "triton_poi_fused_add_0";
 static void *slot = (void *)0x55aa1000;
@@ -48,9 +49,15 @@ class Running:
         self.pid = process.pid
         assert process.stdout is not None
         words = process.stdout.readline().split()
-        (self.kern, self.tk, self.local, self.handle, self.device_name, self.driver_name, self.slot) = (
-            int(word, 16) for word in words
-        )
+        (
+            self.kern,
+            self.tk,
+            self.local,
+            self.handle,
+            self.device_name,
+            self.driver_name,
+            self.slot,
+        ) = (int(word, 16) for word in words)
 
 
 @contextmanager
@@ -60,9 +67,7 @@ def running(folder: Path, *flags: str, is_stripped: bool = False) -> Iterator[Ru
     subprocess.run(["gcc", "-O1", *flags, "-o", binary, source], check=True, timeout=60)
     if is_stripped:
         subprocess.run(["strip", "--strip-all", binary], check=True, timeout=60)
-    process = subprocess.Popen(
-        [binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield Running(process)
     finally:
@@ -120,7 +125,7 @@ def test_stripped_program_has_null_after_the_retries(tmp_path: Path) -> None:
             assert kernels.resolve(program.pid, handles, time_ns).rows.num_rows == 0
         time_ns += RETRIES_NS[-1]
         batch = kernels.resolve(program.pid, words(), time_ns)
-        assert names_of(batch) == {handle: (None, "elf") for handle in handles.tolist()}
+        assert names_of(batch) == dict.fromkeys(handles.tolist(), (None, "elf"))
         assert kernels.resolve(program.pid, handles, time_ns + 10**10).rows.num_rows == 0
         # A registration that comes later still names it.
         kernels.note_registration(program.pid, words(program.kern), words(program.device_name))
