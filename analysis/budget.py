@@ -57,10 +57,12 @@ _THREAD_REASONS = {
     "blocked": "asleep",
     "asleep": "asleep",
     "waiting": "calling",
-    "launching": "launching",
-    "calling": "calling",
-    "computing": "host",
+    "working": "working",
 }
+#: What a working thread did (analysis/threads.py) and the reasons that it is.
+_WORK_REASONS = {"launching": "launching", "calling": "calling", "computing": "host"}
+#: Reasons as told apart by intervals: ``working`` is split further by the calls in it.
+_COARSE = (*REASONS[: REASONS.index("launching")], "calling", "working", "unknown")
 
 
 @dataclass(frozen=True)
@@ -142,14 +144,31 @@ def _budget(facts: Facts, findings: list[Finding], device: int | None, edges: In
     for state in STATES:
         if len(states[state]) == 0:
             continue
-        for reason in REASONS:
+        for reason in _COARSE:
             both = intervals.intersect(states[state], reasons[reason])
-            if len(both):
-                spent[state, reason] = intervals.coverage(both, edges)
+            if len(both) == 0:
+                continue
+            for fine, length in _split(facts, device, reason, both, edges).items():
+                former = spent.get((state, fine))
+                spent[state, fine] = length if former is None else former + length
     is_timed = device is not None and device in facts.activity
     if not is_timed:
         _bound(facts, device, edges, spent)
     return Budget(device, edges, spent, is_timed)
+
+
+def _split(
+    facts: Facts, device: int | None, reason: str, spans: Ints, edges: Ints
+) -> dict[str, Ints]:
+    """Length per window of the reasons that a coarse one stands for."""
+    launcher = facts.main_launcher(device)
+    if reason != "working" or launcher is None:
+        return {reason: intervals.coverage(spans, edges)}
+    parts = {_WORK_REASONS[name]: length for name, length in launcher.work(spans, edges).items()}
+    if launcher.absences is None:
+        # Without the scheduler, time between calls may be computing or sleep.
+        parts["unknown"] = parts.pop("host")
+    return {name: length for name, length in parts.items() if length.any()}
 
 
 def _exclusive(raw: dict[str, Ints], order: tuple[str, ...], everything: Ints) -> dict[str, Ints]:
@@ -197,19 +216,16 @@ def _reasons(
         for state, reason in _THREAD_REASONS.items():
             own = launcher.states[state]
             raw[reason] = intervals.union(np.concatenate((raw.get(reason, intervals.EMPTY), own)))
-        for name in ("cpu_delay", "first_use", "asleep", "launching", "calling", "host"):
-            # After the complete part of a thinned recording only the scheduler is to be trusted.
-            if name not in ("cpu_delay", "asleep", "first_use"):
-                raw[name] = intervals.clip(raw[name], facts.start_ns, facts.complete_ns)
-        if launcher.absences is None:
-            raw["host"] = intervals.EMPTY
+        # After the complete part of a thinned recording only the scheduler is to be trusted.
+        for name in ("calling", "working"):
+            raw[name] = intervals.clip(raw[name], facts.start_ns, facts.complete_ns)
     for finding in findings:
         if finding.cause == "launch.cgroup_throttle" and finding.status is Status.FOUND:
             raw["throttled"] = intervals.intersect(
                 raw.get("cpu_delay", intervals.EMPTY), finding.spans
             )
     raw["cpu_delay"] = intervals.subtract(raw.get("cpu_delay", intervals.EMPTY), raw["work"])
-    return _exclusive(raw, REASONS, everything)
+    return _exclusive(raw, _COARSE, everything)
 
 
 def _found(findings: list[Finding], cause: str, device: int | None) -> Ints:

@@ -1,6 +1,6 @@
 """CUDA calls as compact columns: the outermost calls of every thread, and their latencies.
 
-Only outermost calls are kept (a driver call inside a runtime call is part of it), 31 bytes each,
+Only outermost calls are kept (a driver call inside a runtime call is part of it), 27 bytes each,
 so that ten million calls fit into a few hundred MB. Codes replace text; -1 codes a null.
 """
 
@@ -114,7 +114,7 @@ class Calls:
     thread: npt.NDArray[np.int32]
     kind: npt.NDArray[np.int8]
     function: npt.NDArray[np.int16]
-    device: npt.NDArray[np.int16]
+    device: npt.NDArray[np.int8]
     stream: npt.NDArray[np.int32]
     first: npt.NDArray[np.int8]
     is_capture: Bools
@@ -165,11 +165,27 @@ class Calls:
         """Return the positions of one thread's calls."""
         return np.flatnonzero(self.thread == index)
 
-    def pids(self) -> npt.NDArray[np.int64]:
-        """Return the process of each call."""
-        table = np.array([pid for pid, _tid in self.threads] or [0], dtype=np.int64)
-        result: npt.NDArray[np.int64] = table[self.thread]
+    def of_process(self, pid: int) -> Bools:
+        """Return which calls a process made."""
+        table = np.array([own == pid for own, _tid in self.threads] or [False], dtype=bool)
+        result: Bools = table[self.thread]
         return result
+
+    def pauses(self, pid: int, longer_than_ns: int) -> tuple[Ints, int | None]:
+        """Return the stretches of a process without any call that are longer than this, as
+        ``(n, 2)`` ns, and the median of all its pauses between calls, ns (None without any).
+        """
+        rows = np.flatnonzero(self.of_process(pid))
+        reach = self.duration[rows]
+        reach += self.start[rows]
+        np.maximum.accumulate(reach, out=reach)
+        begin = reach[:-1]
+        length = self.start[rows[1:]] - begin
+        at = np.flatnonzero(length > longer_than_ns)
+        found = np.stack((begin[at], begin[at] + length[at]), axis=1)
+        length = length[length > 0]
+        middle = quantiles.median(length)
+        return found, None if middle is None else int(middle)
 
 
 def load_calls(session: Session) -> Calls | None:
@@ -195,7 +211,7 @@ def load_calls(session: Session) -> Calls | None:
             threads.codes(keys).astype(np.int32),
             _kind_codes(part["kind"]),
             functions.codes(part["function"]).astype(np.int16),
-            pc.fill_null(part["device"], -1).to_numpy().astype(np.int16),
+            np.clip(pc.fill_null(part["device"], -1).to_numpy(), -1, 127).astype(np.int8),
             streams.codes(part["stream"]).astype(np.int32),
             first,
             _is(part["is_capture"], True),
@@ -205,9 +221,13 @@ def load_calls(session: Session) -> Calls | None:
     parts = session.collect("cuda_call", _COLUMNS, convert, keep_dictionaries=True)
     if not parts:
         return None
-    columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    pieces = [list(column) for column in zip(*parts, strict=True)]
     del parts
-    if len(columns[0]) and not np.all(columns[0][1:] >= columns[0][:-1]):
+    columns: list[Any] = []
+    while pieces:
+        # One column at a time, so that the pieces of the former are gone.
+        columns.append(np.concatenate(pieces.pop(0)))
+    if len(columns[0]) and (columns[0][1:] < columns[0][:-1]).any():
         order = np.argsort(columns[0], kind="stable")
         columns = [column[order] for column in columns]
     return Calls(
@@ -283,30 +303,26 @@ def latencies(calls: Calls, start_ns: int, end_ns: int) -> list[Latency]:
     """Return the latencies of launches and syncs by function and block of time, in ns."""
     width = block_width(end_ns - start_ns)
     is_wanted = calls.is_kind("launch", "graph_launch", "sync") & calls.has_return
-    at = np.flatnonzero(is_wanted)
-    if len(at) == 0:
-        return []
-    block = (calls.start[at] - start_ns) // width
-    key = block * max(len(calls.functions), 1) + calls.function[at]
-    order = np.argsort(key, kind="stable")
-    at, key = at[order], key[order]
-    edges = np.flatnonzero(np.diff(key)) + 1
+    edges = np.arange(start_ns, end_ns + width, width, dtype=np.int64)
+    cuts = np.searchsorted(calls.start, edges)
     result = []
-    for group in np.split(at, edges):
-        durations = calls.duration[group]
-        p50, p99 = quantiles.quantile(durations, 0.5), quantiles.quantile(durations, 0.99)
-        if p50 is None or p99 is None:
-            continue
-        begin = start_ns + int((calls.start[group[0]] - start_ns) // width) * width
-        result.append(
-            Latency(
-                calls.functions[calls.function[group[0]]],
-                begin,
-                min(begin + width, end_ns),
-                len(group),
-                int(p50.value),
-                p99,
-                int(durations.max()),
+    for begin, first, last in zip(edges.tolist(), cuts, cuts[1:], strict=False):
+        function = calls.function[first:last][is_wanted[first:last]]
+        durations = calls.duration[first:last][is_wanted[first:last]]
+        for code in np.flatnonzero(np.bincount(function)).tolist():
+            own = durations[function == code]
+            p50, p99 = quantiles.quantile(own, 0.5), quantiles.quantile(own, 0.99)
+            if p50 is None or p99 is None:
+                continue
+            result.append(
+                Latency(
+                    calls.functions[code],
+                    begin,
+                    min(begin + width, end_ns),
+                    len(own),
+                    int(p50.value),
+                    p99,
+                    int(own.max()),
+                )
             )
-        )
     return result

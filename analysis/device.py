@@ -9,6 +9,7 @@ in its sync is woken when the work has ended, so the wait from there to its retu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,23 +101,25 @@ def process_steps(
         absences: Off-CPU intervals, None where not recorded.
         end_ns: End of the range.
     """
-    is_blocking_copy = calls.is_blocking_copy[rows]
-    is_sync = calls.is_sync[rows]
-    is_work = calls.is_submission[rows] & ~is_blocking_copy
-    sync_rows, work_rows = rows[is_sync], rows[is_work]
+    is_blocking_copy = calls.is_blocking_copy
+    is_sync = calls.is_sync
+    is_work = calls.is_submission & ~is_blocking_copy
+    sync_rows, work_rows = rows[is_sync[rows]], rows[is_work[rows]]
     sync_start, sync_end = calls.start[sync_rows], calls.end[sync_rows]
     work_start = calls.start[work_rows]
     before = np.searchsorted(work_start, sync_start, side="right")
     previous = np.concatenate((np.zeros(1, dtype=np.int64), before[:-1]))[: len(before)]
-    has_work = before > previous
-    padded = np.append(work_start, np.int64(end_ns))
-    first_launch = np.where(has_work, padded[previous], sync_start)
+    first_launch = np.where(before > previous, _at(work_start, previous, end_ns), sync_start)
     # A blocking copy is work itself and comes to the device at its entry.
-    submissions = np.sort(np.concatenate((work_start, calls.start[rows[is_blocking_copy]])))
-    after = np.searchsorted(submissions, sync_start, side="right")
-    next_launch = np.append(submissions, np.int64(end_ns))[after]
-    plain = np.concatenate(([0], np.cumsum(calls.is_kind("launch")[work_rows])))
-    graphs = np.concatenate(([0], np.cumsum(calls.is_kind("graph_launch")[work_rows])))
+    next_launch = _at(work_start, before, end_ns)
+    copies = calls.start[rows[is_blocking_copy[rows]]]
+    next_copy = _at(copies, np.searchsorted(copies, sync_start, side="right"), end_ns)
+    next_launch = np.minimum(next_launch, next_copy)
+    counts = []
+    for kind in ("launch", "graph_launch"):
+        total = np.cumsum(calls.is_kind(kind)[work_rows], dtype=np.int32)
+        upto = np.where(before > 0, _at(total, before - 1, 0), 0)
+        counts.append(np.diff(upto, prepend=0).astype(np.int64))
     work_end = _work_ends(calls, sync_rows, absences)
     waited = work_end - sync_start
     return Steps(
@@ -125,12 +128,22 @@ def process_steps(
         sync_end=sync_end,
         work_end=work_end,
         next_launch=next_launch,
-        n_launches=(plain[before] - plain[previous]).astype(np.int64),
-        n_graphs=(graphs[before] - graphs[previous]).astype(np.int64),
+        n_launches=counts[0],
+        n_graphs=counts[1],
         is_waiting=waited > WAIT_NS,
         is_covering=_covering(calls, rows, sync_rows, work_rows) & (next_launch >= sync_end),
         thread=calls.thread[sync_rows].astype(np.int64),
     )
+
+
+def _at(values: npt.NDArray[Any], index: npt.NDArray[np.intp], beyond: int) -> Ints:
+    """Values at an index, ``beyond`` past their end."""
+    if len(values) == 0:
+        return np.full(len(index), beyond, dtype=np.int64)
+    result: Ints = np.where(
+        index < len(values), values[np.minimum(index, len(values) - 1)], beyond
+    ).astype(np.int64)
+    return result
 
 
 def _work_ends(calls: Calls, sync_rows: npt.NDArray[np.intp], absences: Absences | None) -> Ints:
@@ -167,10 +180,11 @@ def _covering(
     is_event_name = np.array(["EventSynchronize" in name for name in names] or [False])
     function = calls.function[sync_rows]
     is_wide, is_event = is_wide_name[function], is_event_name[function]
-    streams = np.unique(calls.stream[work_rows])
+    used = np.bincount(calls.stream[work_rows] + 1, minlength=1)
+    streams = np.flatnonzero(used) - 1
     if len(streams) <= 1:
         own = calls.stream[sync_rows]
-        only = streams[0] if len(streams) else np.int32(-1)
+        only = int(streams[0]) if len(streams) else -1
         result = is_wide | is_event | (own == only) | (own == -1) | (only == -1)
     elif len(streams) > MAX_STREAMS or -1 in streams:
         result = is_wide.copy()
@@ -191,7 +205,8 @@ def _covering(
     if is_event.any():
         start = calls.start[sync_rows]
         work = calls.start[work_rows]
-        last_work = np.append(work, np.int64(-1))[np.searchsorted(work, start) - 1]
+        at = np.searchsorted(work, start)
+        last_work = np.where(at > 0, _at(work, at - 1, -1), -1)
         last_record = np.append(records, np.int64(-1))[np.searchsorted(records, start) - 1]
         is_late = last_record >= last_work
         result = np.where(is_event, is_late & (len(streams) <= 1), result)

@@ -106,9 +106,19 @@ class Facts:
         """Processes that handed work to a device, the busiest first."""
         if self.calls is None:
             return []
-        pids = self.calls.pids()[self.calls.is_submission | self.calls.is_sync]
-        unique, counts = np.unique(pids, return_counts=True)
-        return [int(pid) for pid in unique[np.argsort(-counts, kind="stable")]]
+        totals: dict[int, int] = {}
+        for (pid, _tid), n in zip(self.calls.threads, self._thread_weights, strict=True):
+            totals[pid] = totals.get(pid, 0) + n
+        used = [pid for pid, n in totals.items() if n]
+        return sorted(used, key=lambda pid: (-totals[pid], pid))
+
+    @cached_property
+    def _thread_weights(self) -> list[int]:
+        """Submissions and syncs of each thread."""
+        calls = self.calls
+        assert calls is not None
+        used = calls.thread[calls.is_submission | calls.is_sync]
+        return [int(n) for n in np.bincount(used, minlength=len(calls.threads))]
 
     @cached_property
     def device_of(self) -> dict[int, int | None]:
@@ -118,10 +128,9 @@ class Facts:
         for pid in self.processes:
             result[pid] = only
             assert self.calls is not None
-            told = self.calls.device[(self.calls.pids() == pid) & (self.calls.device >= 0)]
+            told = self.calls.device[self.calls.of_process(pid) & (self.calls.device >= 0)]
             if len(told):
-                values, counts = np.unique(told, return_counts=True)
-                result[pid] = int(values[np.argmax(counts)])
+                result[pid] = int(np.argmax(np.bincount(told)))
             elif only is None and self.gpu is not None:
                 rows = self.gpu.processes
                 seen = rows[rows["pid"] == pid]["device"].unique()
@@ -150,12 +159,9 @@ class Facts:
         calls = self.calls
         if calls is None:
             return result
-        weight = np.bincount(
-            calls.thread[calls.is_submission | calls.is_sync], minlength=len(calls.threads)
-        )
         for pid in self.processes:
             own = [index for index, thread in enumerate(calls.threads) if thread[0] == pid]
-            index = max(own, key=lambda item: int(weight[item]))
+            index = max(own, key=lambda item: self._thread_weights[item])
             result[pid] = Launcher(calls, index, self.absences, self.start_ns, self.end_ns)
         return result
 
@@ -171,7 +177,7 @@ class Facts:
         if pid not in self._steps:
             calls = self.calls
             assert calls is not None
-            rows = np.flatnonzero((calls.pids() == pid) & (calls.start < self.complete_ns))
+            rows = np.flatnonzero(calls.of_process(pid) & (calls.start < self.complete_ns))
             self._steps[pid] = process_steps(calls, rows, self.absences, self.complete_ns)
         return self._steps[pid]
 
@@ -286,26 +292,25 @@ class Facts:
         """When a process was calling, launching or computing towards its next call."""
         calls = self.calls
         assert calls is not None
-        rows = np.flatnonzero(calls.pids() == pid)
-        spans = intervals.make(calls.start[rows], calls.end[rows])
+        launcher = self.launchers[pid]
+        shortest = UNSEEN_QUIET_NS if launcher.absences is None else QUIET_NS
+        pauses, _median = calls.pauses(pid, shortest)
+        if launcher.absences is not None:
+            away = intervals.overlap_each(pauses, launcher.absences.spans)
+            ready = intervals.overlap_each(pauses, launcher.absences.ready_spans)
+            pauses = pauses[2 * (away - ready) > pauses[:, 1] - pauses[:, 0]]
+        own = calls.of_process(pid)
+        first, last = int(np.argmax(own)), len(own) - 1 - int(np.argmax(own[::-1]))
+        end = int(calls.start[last] + calls.duration[last])
+        active = intervals.subtract(intervals.make([calls.start[first]], [end]), pauses)
         opened = [
             (int(row["start_ns"]), self.end_ns)
             for row in self.open_calls
             if row["pid"] == pid and not row["is_doubtful"]
         ]
         if opened:
-            spans = np.concatenate((spans, np.array(opened, dtype=np.int64)))
-        busy = intervals.union(spans)
-        pauses = intervals.make(busy[:-1, 1], busy[1:, 0])
-        length = pauses[:, 1] - pauses[:, 0]
-        launcher = self.launchers[pid]
-        if launcher.absences is None:
-            is_quiet = length > UNSEEN_QUIET_NS
-        else:
-            away = intervals.overlap_each(pauses, launcher.absences.spans)
-            ready = intervals.overlap_each(pauses, launcher.absences.ready_spans)
-            is_quiet = (length > QUIET_NS) & (2 * (away - ready) > length)
-        return intervals.union(np.concatenate((busy, pauses[~is_quiet])))
+            active = np.concatenate((active, np.array(opened, dtype=np.int64)))
+        return intervals.union(active)
 
     @cached_property
     def losses(self) -> list[Loss]:

@@ -24,12 +24,21 @@ def make(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> Ints:
     ).reshape(-1, 2)
 
 
+def is_disjoint(intervals: Ints) -> bool:
+    """Return whether rows are sorted, non-empty and do not touch."""
+    start, end = intervals[:, 0], intervals[:, 1]
+    return bool((end > start).all() and (start[1:] > end[:-1]).all())
+
+
 def union(intervals: Ints) -> Ints:
     """Return the disjoint intervals in ns that cover exactly the same points."""
+    if is_disjoint(intervals):
+        return intervals
     rows = intervals[intervals[:, 1] > intervals[:, 0]]
     if len(rows) == 0:
         return EMPTY
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    if (rows[1:, 0] < rows[:-1, 0]).any():
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
     reach = np.maximum.accumulate(rows[:, 1])
     is_first = np.empty(len(rows), dtype=bool)
     is_first[0] = True
@@ -47,31 +56,32 @@ def total(intervals: Ints) -> int:
 
 def intersect(left: Ints, right: Ints) -> Ints:
     """Return the disjoint intervals in ns covered by both sets."""
-    return _sweep(left, right, 2, 0)
+    few, many = union(left), union(right)
+    if len(few) > len(many):
+        few, many = many, few
+    if len(few) == 0:
+        return EMPTY
+    # Each row of the smaller set meets a run of rows of the larger one.
+    first = np.searchsorted(many[:, 1], few[:, 0], side="right")
+    count = np.searchsorted(many[:, 0], few[:, 1], side="left") - first
+    np.maximum(count, 0, out=count)
+    offset = np.cumsum(count) - count
+    at_few = np.repeat(np.arange(len(few)), count)
+    at_many = np.arange(len(at_few)) - np.repeat(offset - first, count)
+    return make(
+        np.maximum(few[at_few, 0], many[at_many, 0]), np.minimum(few[at_few, 1], many[at_many, 1])
+    )
 
 
 def subtract(left: Ints, right: Ints) -> Ints:
     """Return the disjoint intervals in ns covered by ``left`` and not by ``right``."""
-    return _sweep(left, right, 1, -1)
-
-
-def _sweep(left: Ints, right: Ints, wanted: int, weight: int) -> Ints:
-    """Points where depth(left) + weight * depth(right) is as wanted (weight 0 means +1)."""
-    a, b = union(left), union(right)
-    if len(a) == 0:
-        return EMPTY
-    if len(b) == 0:
-        return EMPTY if wanted == 2 else a
-    step = 1 if weight == 0 else -1
-    times = np.concatenate((a[:, 0], a[:, 1], b[:, 0], b[:, 1]))
-    deltas = np.repeat(
-        np.array([1, -1, step, -step], dtype=np.int64), [len(a), len(a), len(b), len(b)]
-    )
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    level = np.cumsum(deltas[order])
-    is_in = level[:-1] == wanted
-    return union(make(times[:-1][is_in], times[1:][is_in]))
+    kept, taken = union(left), union(right)
+    if len(kept) == 0 or len(taken) == 0:
+        return kept
+    low = min(int(kept[0, 0]), int(taken[0, 0]))
+    high = max(int(kept[-1, 1]), int(taken[-1, 1]))
+    rest = make(np.append(low, taken[:, 1]), np.append(taken[:, 0], high))
+    return intersect(kept, rest[rest[:, 1] > rest[:, 0]])
 
 
 def gaps(intervals: Ints, start_ns: int, end_ns: int) -> Ints:

@@ -28,10 +28,16 @@ STATES = (
     "blocked",  # off the CPU, uninterruptible
     "asleep",  # off the CPU, asleep, outside of a call that waits for the device
     "waiting",  # inside a call that waits for the device (asleep or spinning)
+    "working",  # the rest: on the CPU, inside other CUDA calls or between calls
+)
+#: Kinds of work, in order of precedence: what the thread did while ``working``.
+WORK = (
     "launching",  # inside a call that hands work to the device
     "calling",  # inside another CUDA call
-    "computing",  # on the CPU outside of CUDA calls
+    "computing",  # outside of CUDA calls
 )
+#: Calls that are intersected at a time.
+_CHUNK = 1 << 20
 
 _COLUMNS = (
     "start_ns",
@@ -199,34 +205,41 @@ class Launcher:
 
     @property
     def has_states(self) -> bool:
-        """Whether the scheduler's states of this thread were recorded."""
-        return self.absences is not None and bool(self.absences.has_state.any())
+        """Whether the scheduler's states of this thread were recorded (it may never have left)."""
+        absences = self.absences
+        return absences is not None and (len(absences) == 0 or bool(absences.has_state.any()))
 
     def spans(self, mask: Bools) -> Ints:
         """Return the spans of this thread's calls for which ``mask`` (over all calls) holds."""
         rows = self.rows[mask[self.rows]]
         return intervals.make(self.calls.start[rows], self.calls.end[rows])
 
-    @cached_property
-    def call_spans(self) -> Ints:
-        """Disjoint: inside any outermost call."""
-        return intervals.union(self.spans(np.ones(len(self.calls), dtype=bool)))
+    def inside(self, mask: Bools, spans: Ints, edges: Ints) -> Ints:
+        """Return the length in ns that this thread was inside calls for which ``mask`` (over all
+        calls) holds, within ``spans``, for each window of ``edges``.
+        """
+        rows = self.rows[mask[self.rows]]
+        spans = intervals.union(spans)
+        result = np.zeros(len(edges) - 1, dtype=np.int64)
+        for first in range(0, len(rows), _CHUNK):
+            part = rows[first : first + _CHUNK]
+            start = self.calls.start[part]
+            both = intervals.intersect(
+                intervals.make(start, start + self.calls.duration[part]), spans
+            )
+            result += intervals.coverage(both, edges)
+        return result
+
+    def time_inside(self, mask: Bools, spans: Ints) -> int:
+        """Return the length in ns that this thread was inside such calls within ``spans``."""
+        edges = np.array([self.start_ns, self.end_ns], dtype=np.int64)
+        return int(self.inside(mask, spans, edges)[0])
 
     @cached_property
     def states(self) -> dict[str, Ints]:
         """Disjoint intervals of each state of :data:`STATES`; together they cover the range."""
-        everything = intervals.make([self.start_ns], [self.end_ns])
         waiting = intervals.union(self.spans(self.calls.is_sync))
-        launching = intervals.union(self.spans(self.calls.is_submission))
-        raw = {
-            "ready": intervals.EMPTY,
-            "blocked": intervals.EMPTY,
-            "asleep": intervals.EMPTY,
-            "waiting": waiting,
-            "launching": launching,
-            "calling": self.call_spans,
-            "computing": everything,
-        }
+        raw = {"waiting": waiting}
         if self.absences is not None:
             away = intervals.union(self.absences.spans)
             raw["ready"] = intervals.union(self.absences.ready_spans)
@@ -234,10 +247,23 @@ class Launcher:
             blocked = intervals.union(self.absences.pick(self.absences.is_blocked).spans)
             raw["blocked"] = intervals.subtract(blocked, waiting)
             raw["asleep"] = intervals.subtract(away, waiting)
-        taken = intervals.EMPTY
+        left = intervals.make([self.start_ns], [self.end_ns])
         result = {}
-        for state in STATES:
-            own = intervals.subtract(intervals.clip(raw[state], self.start_ns, self.end_ns), taken)
-            result[state] = own
-            taken = intervals.union(np.concatenate((taken, own)))
+        for state in STATES[:-1]:
+            result[state] = intervals.intersect(raw.get(state, intervals.EMPTY), left)
+            left = intervals.subtract(left, result[state])
+        result["working"] = left
         return result
+
+    def work(self, spans: Ints, edges: Ints) -> dict[str, Ints]:
+        """Return the length in ns of each kind of :data:`WORK` within ``spans`` for each window of
+        ``edges``; within time that the thread was ``working`` they add up to all of it.
+        """
+        both = intervals.intersect(spans, self.states["working"])
+        launching = self.inside(self.calls.is_submission, both, edges)
+        in_calls = self.inside(np.ones(len(self.calls), dtype=bool), both, edges)
+        return {
+            "launching": launching,
+            "calling": in_calls - launching,
+            "computing": intervals.coverage(both, edges) - in_calls,
+        }

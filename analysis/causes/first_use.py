@@ -135,7 +135,7 @@ def hypergeometric_tail(n: int, n_marked: int, n_drawn: int, k: int) -> float:
 
 
 def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
-    is_own = calls.is_kind("launch") & ~calls.is_capture & (calls.pids() == pid)
+    is_own = calls.is_kind("launch") & ~calls.is_capture & calls.of_process(pid)
     is_told = (calls.first != NOT_KNOWN) & calls.has_return & (calls.start < facts.complete_ns)
     launches = np.flatnonzero(is_own & is_told)
     if len(launches) < 2:
@@ -143,15 +143,17 @@ def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
     first = calls.first[launches]
     is_certain = bool((first == FIRST_USE).any())
     is_first = (first == FIRST_USE) if is_certain else (first == FIRST_SEEN)
-    duration = calls.duration[launches].copy()
+    duration = calls.duration[launches]
     if facts.absences is not None:
         # Time ready but not running is the scheduler's, not the first use's (D1, D2).
-        own = facts.absences.pick(facts.absences.pid == pid)
-        spans = intervals.make(calls.start[launches], calls.end[launches])
-        for tid in np.unique(own.tid).tolist():
-            mine = np.array([thread[1] == tid for thread in calls.threads])[calls.thread[launches]]
-            ready = own.pick(own.tid == tid).ready_spans
-            duration[mine] -= intervals.overlap_each(spans[mine], ready)
+        long = np.flatnonzero(duration > SLOW_NS)
+        at = launches[long]
+        spans = intervals.make(calls.start[at], calls.end[at])
+        for index in np.unique(calls.thread[at]).tolist():
+            mine = calls.thread[at] == index
+            own = facts.absences.tid == calls.threads[index][1]
+            ready = facts.absences.pick(own).ready_spans
+            duration[long[mine]] -= intervals.overlap_each(spans[mine], ready)
     repeat = quantiles.median(duration[~is_first])
     if repeat is None:
         repeat = float(np.min(duration))
@@ -162,18 +164,16 @@ def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
 
 def _gaps(facts: Facts, calls: Calls, pid: int) -> list[Gap]:
     """Stretches without CUDA calls that end in first uses."""
-    rows = np.flatnonzero(calls.pids() == pid)
-    busy = intervals.union(intervals.make(calls.start[rows], calls.end[rows]))
-    pauses = intervals.make(busy[:-1, 1], busy[1:, 0])
-    length = pauses[:, 1] - pauses[:, 0]
-    median = quantiles.median(length)
+    long, median = calls.pauses(pid, GAP_NS)
     if median is None:
         return []
-    long = pauses[(length > GAP_NS) & (length > GAP_RATIO * median)]
-    is_launch = calls.is_kind("launch") & (calls.pids() == pid) & ~calls.is_capture
+    long = long[long[:, 1] - long[:, 0] > GAP_RATIO * median]
+    if len(long) == 0:
+        return []
+    is_launch = calls.is_kind("launch") & calls.of_process(pid) & ~calls.is_capture
     launches = np.flatnonzero(is_launch)
     firsts = np.isin(calls.first[launches], (FIRST_SEEN, FIRST_USE))
-    modules = calls.start[(calls.kind == KIND["module"]) & (calls.pids() == pid)]
+    modules = calls.start[(calls.kind == KIND["module"]) & calls.of_process(pid)]
     result = []
     for start, end in long.tolist():
         at = int(np.searchsorted(calls.start[launches], end))
@@ -250,9 +250,9 @@ def _of_process(facts: Facts, calls: Calls, pid: int) -> Finding:
         rows = uses.launches[uses.is_slow & uses.is_first]
         excess = uses.excess[uses.is_slow & uses.is_first]
         parts.append(intervals.make(calls.end[rows] - excess, calls.end[rows]))
-    launches = calls.start[calls.is_kind("launch", "graph_launch") & (calls.pids() == pid)]
+    launches = calls.start[calls.is_kind("launch", "graph_launch") & calls.of_process(pid)]
     if len(launches):
-        is_load = (calls.kind == KIND["module"]) & (calls.pids() == pid)
+        is_load = (calls.kind == KIND["module"]) & calls.of_process(pid)
         loads = np.flatnonzero(is_load & (calls.start > launches[0]))
         parts.append(intervals.make(calls.start[loads], calls.end[loads]))
     spans = intervals.union(np.concatenate(parts))

@@ -56,7 +56,7 @@ def _threshold(facts: Facts, pid: int) -> int:
     calls = facts.calls
     if calls is None:
         return OPEN_NS_UNKNOWN
-    waits = calls.duration[calls.is_sync & (calls.pids() == pid)]
+    waits = calls.duration[calls.is_sync & calls.of_process(pid)]
     if len(waits) == 0:
         return OPEN_NS_UNKNOWN
     return max(OPEN_NS, OPEN_RATIO * int(waits.max()))
@@ -170,7 +170,7 @@ def _launches_since(facts: Facts, pid: int, time_ns: int) -> int:
     calls = facts.calls
     if calls is None:
         return 0
-    is_late = calls.is_submission & (calls.pids() == pid) & (calls.start > time_ns)
+    is_late = calls.is_submission & calls.of_process(pid) & (calls.start > time_ns)
     return int(is_late.sum())
 
 

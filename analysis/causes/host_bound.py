@@ -59,10 +59,7 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
     steps = facts.steps(launcher.pid)
     if mean is None or mean[1] < N_SAMPLES or len(steps) < N_STEPS:
         return None
-    working = intervals.union(
-        np.concatenate([launcher.states[name] for name in ("computing", "launching", "calling")])
-    )
-    working = intervals.intersect(working, demand)
+    working = intervals.intersect(launcher.states["working"], demand)
     idle = intervals.intersect(facts.idle(device), working)
     idle_share = intervals.total(idle) / facts.demand_ns
     working_pct = 100 * intervals.total(working) / facts.demand_ns

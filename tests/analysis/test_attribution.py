@@ -232,6 +232,7 @@ def test_host_bound_by_short_syncs_and_low_utilisation(tmp_path: Path, seed: int
             service.run_device(service.shake(15_000))
             service.launch_kernel(3)
         service.compute(100_000)
+        service.preempt(20_000, pid=2, name="kthreadd")
         service.sync(service.busy[-1][1])
         service.token(4)
     attribution = check(attribute(service.session(tmp_path / "s")))
