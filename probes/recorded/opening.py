@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from probes.recorded.ingero import IngeroRecording, is_ingero
+from probes.recorded.kineto import KinetoRecording, is_trace_file, rank_files
 from probes.recorded.recording import Recording, RecordingError
 from probes.recorded.sqlite_file import MAGIC, SqliteFile
 
 #: Formats that can be imported, sorted.
-FORMATS = ("ingero",)
+FORMATS = ("ingero", "kineto")
 
 
 def open_recording(path: Path | str, format: str | None = None) -> Recording:
@@ -26,19 +27,11 @@ def open_recording(path: Path | str, format: str | None = None) -> Recording:
         raise RecordingError(f"'{format}' is no format; choose one of {', '.join(FORMATS)}")
     path = Path(path)
     try:
-        if not path.is_file():
-            raise RecordingError(
-                f"{path} is no regular file; give the recording's own path"
-                if path.exists()
-                else f"{path} does not exist; check the path"
-            )
-        with path.open("rb") as file:
-            head = file.read(len(MAGIC))
+        recording = _recognise(path)
     except OSError as error:
         raise RecordingError(
             f"{path} cannot be read ({error.strerror}); check its rights"
         ) from None
-    recording = _open_sqlite(path) if head == MAGIC else None
     if recording is None:
         raise RecordingError(
             f"{path} is none of the known recordings ({', '.join(FORMATS)}); "
@@ -49,6 +42,24 @@ def open_recording(path: Path | str, format: str | None = None) -> Recording:
             f"{path} is a recording of {recording.format}, not of {format}; leave out --format"
         )
     return recording
+
+
+def _recognise(path: Path) -> Recording | None:
+    if path.is_dir():
+        return KinetoRecording(path) if rank_files(path) else None
+    if not path.is_file():
+        raise RecordingError(
+            f"{path} is no regular file; give the recording's own path"
+            if path.exists()
+            else f"{path} does not exist; check the path"
+        )
+    with path.open("rb") as file:
+        head = file.read(len(MAGIC))
+    if head == MAGIC:
+        return _open_sqlite(path)
+    if is_trace_file(path):
+        return KinetoRecording(path)
+    return None
 
 
 def _open_sqlite(path: Path) -> Recording | None:

@@ -1,0 +1,55 @@
+"""Gathers columns piece by piece, and hands them out as one, sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+class Names:
+    """Gives each different text a number, in order of appearance."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._codes: dict[str, int] = {}
+
+    def codes(self, names: pa.Array) -> npt.NDArray[np.int64]:
+        """Return the number of each text of a string array without nulls."""
+        encoded = names.dictionary_encode()
+        known = [self._code(text) for text in encoded.dictionary.to_pylist()]
+        codes: npt.NDArray[np.int64] = np.array(known, np.int64)[encoded.indices.to_numpy()]
+        return codes
+
+    def _code(self, text: str) -> int:
+        code = self._codes.setdefault(text, len(self.texts))
+        if code == len(self.texts):
+            self.texts.append(text)
+        return code
+
+
+class Gathered:
+    """Rows of one kind as NumPy columns, gathered over many blocks."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
+        self.n_rows = 0
+
+    def add(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Add rows; every declared column must be there."""
+        for name, parts in self._parts.items():
+            parts.append(columns[name])
+        self.n_rows += len(next(iter(columns.values())))
+
+    def take(self, order: str) -> dict[str, npt.NDArray[Any]]:
+        """Return all rows in ascending order of a column, and forget them."""
+        columns = {}
+        for name, parts in self._parts.items():
+            columns[name] = np.concatenate(parts) if parts else np.empty(0, np.int64)
+            parts.clear()
+        self.n_rows = 0
+        index = np.argsort(columns[order], kind="stable")
+        return {name: values[index] for name, values in columns.items()}

@@ -1,0 +1,281 @@
+"""Streams the events of a trace file in Chrome's JSON format, plain or gzip, in bounded memory.
+
+A trace is ``{"traceEvents": [EVENT, ...], ...}`` or ``[EVENT, ...]``. It is read in blocks of a
+few MiB. A block is cut between events where one object ends and, after a comma, another begins:
+fast, and wrong only where events hold lists of objects, so whoever parses the pieces falls back
+to :func:`split_exactly`, which follows strings and brackets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.recorded.recording import Problems, RecordingError
+
+_Ints = npt.NDArray[np.int64]
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+_BLOCK_BYTES = 4 << 20
+_MAX_EVENT_BYTES = 16 << 20
+_MAX_HEAD_BYTES = 64 << 20
+_MAX_TAIL_BYTES = 16 << 20
+#: A gzip stream that grows more than this is no trace (traces grow 10 to 30 times).
+_MAX_GZIP_RATIO = 200
+_RATIO_CHECK_BYTES = 64 << 20
+
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_LIST_END = re.compile(rb"\}\s*\]")
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,60})"')
+
+_QUOTE, _OPEN, _CLOSE, _ESCAPE = 1, 2, 3, 4
+_CLASSES = np.zeros(256, np.uint8)
+for _characters, _class in ((b'"', _QUOTE), (b"[{", _OPEN), (b"]}", _CLOSE), (b"\\", _ESCAPE)):
+    _CLASSES[np.frombuffer(_characters, np.uint8)] = _class
+
+
+@dataclass(frozen=True)
+class EventBlock:
+    """Some consecutive events as bytes.
+
+    Attributes:
+        raw: The events with what lies between them.
+        starts: Where each piece begins in ``raw``.
+        ends: Where each piece ends.
+        categories: Code of each piece's category, -1 where it has none.
+    """
+
+    raw: bytes
+    starts: _Ints
+    ends: _Ints
+    categories: npt.NDArray[np.int64]
+
+
+class EventStream:
+    """The events of one file, block by block.
+
+    Attributes:
+        header: What stood beside the events in the file; complete after iteration.
+        categories: Names of the categories by code; grows during iteration.
+    """
+
+    def __init__(self, path: Path, problems: Problems) -> None:
+        self.path = path
+        self.header: dict[str, Any] = {}
+        self.categories: list[str] = []
+        self._codes: dict[bytes, int] = {}
+        self._problems = problems
+
+    def __iter__(self) -> Iterator[EventBlock]:
+        """Yield the blocks.
+
+        Raises:
+            RecordingError: the file cannot be read, or something in it is absurdly large.
+        """
+        try:
+            yield from self._split(self.text())
+        except OSError as error:
+            raise RecordingError(
+                f"{self.path} cannot be read ({error.strerror}); check the file"
+            ) from None
+
+    def text(self) -> Iterator[bytes]:
+        """Yield the unpacked file block by block.
+
+        Raises:
+            RecordingError: it grows absurdly when unpacked.
+        """
+        with self.path.open("rb") as file:
+            yield from self._read(file)
+
+    def _read(self, file: BinaryIO) -> Iterator[bytes]:
+        head = file.read(2)
+        file.seek(0)
+        if head != GZIP_MAGIC:
+            while block := file.read(_BLOCK_BYTES):
+                yield block
+            return
+        inflate = zlib.decompressobj(31)
+        n_read = n_grown = 0
+        data = b""
+        while True:
+            if not data:
+                data = file.read(_BLOCK_BYTES // 16)
+                n_read += len(data)
+            if not data:
+                if not inflate.eof:
+                    self._problems.add("end of the file: the gzip stream is cut off")
+                return
+            if inflate.eof:
+                if not data.startswith(GZIP_MAGIC):
+                    return
+                inflate = zlib.decompressobj(31)
+            try:
+                block = inflate.decompress(data, _BLOCK_BYTES)
+            except zlib.error:
+                self._problems.add("rest of the file: the gzip stream is damaged")
+                return
+            data = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+            n_grown += len(block)
+            if n_grown > _RATIO_CHECK_BYTES and n_grown > _MAX_GZIP_RATIO * n_read:
+                raise RecordingError(
+                    f"{self.path} grows more than {_MAX_GZIP_RATIO} times when unpacked, which no "
+                    "trace does; unpack it yourself if you trust it"
+                )
+            if block:
+                yield block
+
+    def _split(self, blocks: Iterator[bytes]) -> Iterator[EventBlock]:
+        rest = self._skip_head(blocks)
+        if rest is None:
+            return
+        while True:
+            done, rest, is_end = self._cut(rest)
+            if done is not None:
+                yield done
+            if is_end:
+                self._read_tail(rest, blocks)
+                return
+            if len(rest) > _MAX_EVENT_BYTES:
+                raise RecordingError(
+                    f"{self.path} has an event of more than {_MAX_EVENT_BYTES >> 20} MiB; "
+                    "this is no profiler's trace"
+                )
+            more = next(blocks, None)
+            if more is None:
+                if rest.strip(b" \t\r\n,"):
+                    self._problems.add("event cut off at the end of the file")
+                return
+            rest += more
+
+    def _skip_head(self, blocks: Iterator[bytes]) -> bytes | None:
+        """Read up to the first event; return what follows, or None when there is no event."""
+        head = b""
+        position = 0
+        for block in blocks:
+            head += block
+            if head.lstrip()[:1] == b"[":
+                return head.lstrip()[1:]
+            for match in _EVENTS_KEY.finditer(head, max(0, position - 64)):
+                try:
+                    header = json.loads(head[: match.end()] + b"]}")
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(header, dict):
+                    self._add_header(header)
+                    return head[match.end() :]
+            position = len(head)
+            if position > _MAX_HEAD_BYTES:
+                break
+        raise RecordingError(
+            f"{self.path} has no list 'traceEvents' in its first {_MAX_HEAD_BYTES >> 20} MiB; "
+            "export the trace again"
+        )
+
+    def _add_header(self, header: dict[str, Any]) -> None:
+        header.pop("traceEvents", None)
+        self.header.update(header)
+
+    def _cut(self, data: bytes) -> tuple[EventBlock | None, bytes, bool]:
+        """Return the complete events at the front, what is left, and whether the list ended."""
+        cuts = [(match.start() + 1, match.end() - 1) for match in _BETWEEN.finditer(data)]
+        starts = [0] + [cut[1] for cut in cuts]
+        ends = [cut[0] for cut in cuts]
+        for match in _LIST_END.finditer(data):
+            piece = bisect_right(starts, match.start()) - 1
+            at = first_unmatched(data[starts[piece] : match.end()])
+            if at is not None:
+                end = starts[piece] + at
+                return (
+                    self._block(data, starts[: piece + 1], [*ends[:piece], end]),
+                    data[end + 1 :],
+                    True,
+                )
+        if data[starts[-1] :].lstrip()[:1] == b"]":
+            rest = data[starts[-1] :].lstrip()[1:]
+            return self._block(data, starts[:-1], ends), rest, True
+        return self._block(data, starts[:-1], ends), data[starts[-1] :], False
+
+    def _block(self, data: bytes, starts: list[int], ends: list[int]) -> EventBlock | None:
+        if not starts:
+            return None
+        first = np.array(starts, np.int64)
+        categories = np.full(len(starts), -1, np.int64)
+        matches = list(_CATEGORY.finditer(data, 0, ends[-1]))
+        if matches:
+            at = np.array([match.start() for match in matches], np.int64)
+            codes = [self._code(match[1]) for match in matches]
+            piece = np.searchsorted(first, at, "right") - 1
+            # Written backwards, so that the first of several in one piece stays.
+            categories[piece[::-1]] = codes[::-1]
+        return EventBlock(data[: ends[-1]], first, np.array(ends, np.int64), categories)
+
+    def _code(self, category: bytes) -> int:
+        code = self._codes.get(category)
+        if code is None:
+            if len(self._codes) >= 10_000:
+                return -1
+            code = self._codes[category] = len(self.categories)
+            self.categories.append(category.decode("utf-8", "replace"))
+        return code
+
+    def _read_tail(self, tail: bytes, blocks: Iterator[bytes]) -> None:
+        for block in blocks:
+            tail += block
+            if len(tail) > _MAX_TAIL_BYTES:
+                self._problems.add("text after the events: too long to be read")
+                return
+        text = tail.strip().lstrip(b",")
+        if text in (b"", b"}"):
+            return
+        try:
+            header = json.loads(b"{" + text)
+        except (ValueError, RecursionError):
+            self._problems.add("text after the events: not readable")
+            return
+        self._add_header(header)
+
+
+def _tokens(data: bytes) -> tuple[_Ints, npt.NDArray[np.int8]]:
+    """Positions of the brackets outside of strings, and +1 or -1 for each."""
+    characters = np.frombuffer(data, np.uint8)
+    classes = _CLASSES[characters]
+    if b"\\" in data:
+        escapes = np.flatnonzero(classes == _ESCAPE)
+        index = np.arange(len(escapes))
+        is_first = np.r_[True, escapes[1:] != escapes[:-1] + 1]
+        in_run = index - np.maximum.accumulate(np.where(is_first, index, 0))
+        escaped = escapes[in_run % 2 == 0] + 1
+        classes[escaped[escaped < len(classes)]] = 0
+    positions = np.flatnonzero(classes)
+    kinds = classes[positions]
+    is_outside = np.cumsum(kinds == _QUOTE) % 2 == 0
+    is_bracket = is_outside & ((kinds == _OPEN) | (kinds == _CLOSE))
+    return positions[is_bracket], np.where(kinds[is_bracket] == _OPEN, 1, -1).astype(np.int8)
+
+
+def first_unmatched(data: bytes) -> int | None:
+    """Return where the first closing bracket without an opening one is, or None."""
+    positions, steps = _tokens(data)
+    below = np.flatnonzero(np.cumsum(steps, dtype=np.int64) < 0)
+    return int(positions[below[0]]) if len(below) else None
+
+
+def split_exactly(data: bytes) -> tuple[_Ints, _Ints]:
+    """Return where each complete object of a sequence begins and ends, strings respected."""
+    positions, steps = _tokens(data)
+    depth = np.cumsum(steps, dtype=np.int64)
+    starts = positions[(steps == 1) & (depth == 1)]
+    ends = positions[(steps == -1) & (depth == 0)] + 1
+    return starts[: len(ends)], ends

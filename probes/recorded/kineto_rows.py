@@ -1,0 +1,373 @@
+"""Columns from the events of a Kineto trace: Arrow parses whole blocks, Python the odd ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from probes.recorded.json_events import EventBlock, split_exactly
+from probes.recorded.recording import NAME_CHARACTERS, Problems
+
+_Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
+
+#: Group of rows that a category belongs to, old and new names.
+DEVICE, CALL, RANGE, PYTHON = "device", "call", "range", "python"
+_GROUPS = {
+    "kernel": DEVICE,
+    "gpu_memcpy": DEVICE,
+    "gpu_memset": DEVICE,
+    "memcpy": DEVICE,
+    "memset": DEVICE,
+    "cuda_runtime": CALL,
+    "cuda_driver": CALL,
+    "hip_runtime": CALL,
+    "hip_driver": CALL,
+    "runtime": CALL,
+    "driver": CALL,
+    "cpu_op": RANGE,
+    "operator": RANGE,
+    "user_annotation": RANGE,
+    "overhead": RANGE,
+    "python_function": PYTHON,
+}
+#: Categories that only repeat or connect what other events say.
+_REDUNDANT = frozenset(
+    {
+        "ac2g",
+        "async",
+        "async_cpu_to_gpu",
+        "async_gpu",
+        "fwdbwd",
+        "forward_backward",
+        "gpu_user_annotation",
+        "cuda_sync",
+        "trace",
+        "cpu_instant_event",
+    }
+)
+
+#: Microseconds exactly, whether written as a number or as text.
+_MICROSECONDS = pa.decimal128(38, 18)
+_NUMBER = pa.decimal128(38, 0)
+_COMMON = [
+    pa.field("ph", pa.string()),
+    pa.field("name", pa.string()),
+    pa.field("ts", _MICROSECONDS),
+    pa.field("dur", _MICROSECONDS),
+    pa.field("pid", _NUMBER),
+]
+_SCHEMAS = {
+    DEVICE: pa.schema(
+        [
+            *_COMMON[:4],
+            pa.field(
+                "args",
+                pa.struct(
+                    [
+                        pa.field("device", pa.int64()),
+                        pa.field("stream", pa.int64()),
+                        pa.field("correlation", pa.int64()),
+                        pa.field("bytes", pa.int64()),
+                        pa.field("graph id", pa.int64()),
+                        pa.field("grid", pa.list_(pa.int64())),
+                        pa.field("block", pa.list_(pa.int64())),
+                        pa.field("Collective name", pa.string()),
+                    ]
+                ),
+            ),
+        ]
+    ),
+    CALL: pa.schema(
+        [
+            *_COMMON,
+            pa.field("tid", _NUMBER),
+            pa.field("args", pa.struct([pa.field("correlation", pa.int64())])),
+        ]
+    ),
+    RANGE: pa.schema([*_COMMON, pa.field("tid", _NUMBER)]),
+}
+_SCHEMAS[PYTHON] = _SCHEMAS[RANGE]
+
+_MAX_MICROSECONDS = 4e15
+
+
+@dataclass(frozen=True)
+class EventRows:
+    """Valid complete events of one group, with times in ns of the trace's own clock.
+
+    Attributes:
+        group: ``DEVICE``, ``CALL``, ``RANGE`` or ``PYTHON``.
+        start_ns: Begin of each.
+        duration_ns: Length of each, not negative.
+        name: Name of each.
+        category: Lower-case category of each.
+        table: The other columns as parsed.
+    """
+
+    group: str
+    start_ns: _Ints
+    duration_ns: _Ints
+    name: pa.Array
+    category: list[str]
+    table: pa.Table
+
+    def integers(self, name: str) -> tuple[_Ints, _Bools]:
+        """Return a column of integers (0 where it has none), and where it has none."""
+        if name in self.table.column_names:
+            column = self.table[name]
+        else:
+            args = self.table["args"].combine_chunks()
+            column = pc.struct_field(args, name)
+        return _flat(column.fill_null(0)), _flat(column.is_null())
+
+    def text(self, name: str) -> pa.Array:
+        """Return a text column of the event's arguments."""
+        return pc.struct_field(self.table["args"].combine_chunks(), name)
+
+    def triple(self, name: str) -> tuple[_Ints, _Bools]:
+        """Return a list argument as an array (rows, 3), and where a row has not three numbers."""
+        lists = pc.struct_field(self.table["args"].combine_chunks(), name)
+        has_three = _flat(pc.equal(pc.list_value_length(lists), 3).fill_null(False))
+        values = np.zeros((len(lists), 3), np.int64)
+        flat = lists.filter(pa.array(has_three)).flatten()
+        values[has_three] = _flat(flat.fill_null(-1)).reshape(-1, 3)
+        return values, ~has_three | (values < 0).any(axis=1)
+
+
+def _flat(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
+    """NumPy array of an Arrow array without nulls."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    flat: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return flat
+
+
+def group_of(category: str) -> str | None:
+    """Return the group of a category, or None when its events are not imported."""
+    return _GROUPS.get(category.lower())
+
+
+def parse_block(
+    block: EventBlock,
+    categories: list[str],
+    keep_python: bool,
+    problems: Problems,
+) -> Iterator[EventRows]:
+    """Yield the rows of a block, group by group; what is not imported is counted.
+
+    Args:
+        block: The events.
+        categories: Names of the categories by code.
+        keep_python: Whether Python function ranges are kept.
+        problems: Where skipped events are counted.
+    """
+    members = np.array([group_of(name) or "" for name in categories] + [""])[block.categories]
+    _count_others(block, categories, members, problems)
+    for group in (DEVICE, CALL, RANGE, PYTHON):
+        rows = np.flatnonzero(members == group)
+        if len(rows) == 0:
+            continue
+        if group == PYTHON and not keep_python:
+            problems.add("Python function of a large trace: left out", len(rows))
+            continue
+        raw = block.raw
+        pieces = [
+            raw[start:end]
+            for start, end in zip(
+                block.starts[rows].tolist(), block.ends[rows].tolist(), strict=True
+            )
+        ]
+        names = [categories[code].lower() for code in block.categories[rows].tolist()]
+        table = _parse(b"\x00".join(pieces), group, len(pieces))
+        if table is None:
+            table, names = _parse_tolerantly(block, group, problems)
+        found = _valid(table, group, names, problems)
+        if found is not None:
+            yield found
+
+
+def _count_others(
+    block: EventBlock, categories: list[str], members: npt.NDArray[Any], problems: Problems
+) -> None:
+    codes, counts = np.unique(block.categories[members == ""], return_counts=True)
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        if code < 0:
+            problems.add("event without category (metadata, marks, memory): not imported", count)
+        elif categories[code].lower() in _REDUNDANT:
+            problems.add("link or summary event: says nothing that others do not", count)
+        else:
+            problems.add(f"event of category '{categories[code][:60]}': not imported", count)
+
+
+def _parse(joined: bytes, group: str, n_rows: int) -> pa.Table | None:
+    """Parse events separated by NUL, or return None when any of them is not as expected."""
+    if not joined.isascii():
+        try:
+            joined.decode("utf-8")
+        except UnicodeDecodeError:
+            joined = joined.decode("utf-8", "replace").encode()
+    lines = joined.translate(_LINES) + b"\n"
+    try:
+        table = pj.read_json(
+            pa.BufferReader(lines),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=_SCHEMAS[group], unexpected_field_behavior="ignore"
+            ),
+        )
+        for name in ("pid", "tid"):
+            if name in table.column_names:
+                index = table.column_names.index(name)
+                table = table.set_column(index, name, table[name].cast(pa.int64()))
+    except pa.ArrowInvalid:
+        return None
+    return table if table.num_rows == n_rows else None
+
+
+_LINES = bytes.maketrans(b"\n\r\x00", b"  \n")
+
+
+def _parse_tolerantly(
+    block: EventBlock, group: str, problems: Problems
+) -> tuple[pa.Table, list[str]]:
+    """Parse one group of a block event by event; count and drop what is not readable."""
+    lines, names = [], []
+    starts, ends = split_exactly(block.raw)
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        piece = block.raw[start:end]
+        try:
+            event = json.loads(piece.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            if group_of(_category_of(piece)) == group:
+                problems.add("event that is no valid JSON")
+            continue
+        category = event.get("cat") if isinstance(event, dict) else None
+        if not isinstance(category, str) or group_of(category) != group:
+            continue
+        try:
+            clean = _cleaned(event, _SCHEMAS[group])
+        except ValueError as error:
+            problems.add(str(error))
+            continue
+        lines.append(json.dumps(clean).encode())
+        names.append(category.lower())
+    table = _parse(b"\x00".join(lines), group, len(lines)) if lines else None
+    if table is None:
+        problems.add("event that is no valid JSON", len(lines))
+        return _SCHEMAS[group].empty_table(), []
+    return table, names
+
+
+def _category_of(piece: bytes) -> str:
+    _, _, after = piece.partition(b'"cat"')
+    words = after[:80].split(b'"')
+    return words[1].decode("utf-8", "replace") if len(words) > 1 else ""
+
+
+def _cleaned(event: Mapping[str, Any], fields: pa.Schema | pa.StructType) -> dict[str, Any]:
+    """Keep the declared fields of an event, each in its declared type.
+
+    Raises:
+        ValueError: a time is not a number; the text is the reason to count under.
+    """
+    clean: dict[str, Any] = {}
+    for field in fields:
+        value = event.get(field.name)
+        if field.name in ("ts", "dur"):
+            clean[field.name] = _microseconds(value)
+        elif pa.types.is_struct(field.type):
+            clean[field.name] = _cleaned(value if isinstance(value, dict) else {}, field.type)
+        elif pa.types.is_list(field.type):
+            items = value if isinstance(value, list) else []
+            clean[field.name] = [_integer(item) for item in items[:3]]
+        elif pa.types.is_string(field.type):
+            text = value if isinstance(value, str) else "" if value is None else str(value)
+            text = text[:NAME_CHARACTERS].encode("utf-8", "replace").decode()
+            clean[field.name] = text if value is not None else None
+        else:
+            clean[field.name] = _integer(value)
+    return clean
+
+
+def _integer(value: object) -> int | None:
+    if isinstance(value, str):
+        value = value.strip()
+        if not value.lstrip("-").isdecimal() or len(value) > 20:
+            return None
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if -(1 << 63) <= value < 1 << 63 else None
+
+
+def _microseconds(value: object) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    if isinstance(value, str):
+        try:
+            number = Decimal(value[:64])
+        except InvalidOperation:
+            raise ValueError("event whose time is not a number") from None
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("event whose time is not a number")
+    else:
+        number = Decimal(value)
+    if not number.is_finite():
+        raise ValueError("event whose time is not a number")
+    if abs(number) > _MAX_MICROSECONDS:
+        raise ValueError("event with an impossible time")
+    return f"{number:.9f}"
+
+
+def _nanoseconds(column: pa.ChunkedArray) -> tuple[_Ints, _Bools]:
+    """Exact ns of decimal microseconds, and where there is none or it is out of range."""
+    rounded = pc.round(column.combine_chunks(), 3).cast(pa.decimal128(38, 3))
+    words = np.frombuffer(rounded.buffers()[1], np.int64).reshape(-1, 2)
+    low = words[rounded.offset : rounded.offset + len(rounded), 0]
+    high = words[rounded.offset : rounded.offset + len(rounded), 1]
+    is_null = _flat(rounded.is_null())
+    limit = int(_MAX_MICROSECONDS) * 1000
+    is_out = (high != (low >> 63)) | (low > limit) | (low < -limit)
+    return np.where(is_null, 0, low), is_null | is_out
+
+
+def _valid(table: pa.Table, group: str, names: list[str], problems: Problems) -> EventRows | None:
+    """Keep the complete events with possible times; count the others."""
+    if table.num_rows == 0:
+        return None
+    is_complete = _flat(pc.equal(table["ph"], "X").fill_null(False))
+    start, has_no_start = _nanoseconds(table["ts"])
+    duration, has_no_duration = _nanoseconds(table["dur"])
+    is_named = _flat(table["name"].is_valid())
+    checks: tuple[tuple[str, _Bools], ...] = (
+        ("event that is no range (ph is not X)", ~is_complete),
+        ("event without name", ~is_named),
+        ("event without a possible begin", has_no_start),
+        ("event without a possible duration", has_no_duration),
+        ("event with a negative duration", duration < 0),
+    )
+    keep = np.ones(table.num_rows, bool)
+    for reason, is_bad in checks:
+        problems.add(reason, int((keep & is_bad).sum()))
+        keep &= ~is_bad
+    if not keep.any():
+        return None
+    if not keep.all():
+        table = table.filter(pa.array(keep))
+        start, duration = start[keep], duration[keep]
+        names = [name for name, is_kept in zip(names, keep.tolist(), strict=True) if is_kept]
+    name = pc.utf8_slice_codeunits(table["name"].combine_chunks(), 0, NAME_CHARACTERS)
+    return EventRows(group, start, duration, name, names, table)
