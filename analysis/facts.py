@@ -165,6 +165,19 @@ class Facts:
             result[pid] = Launcher(calls, index, self.absences, self.start_ns, self.end_ns)
         return result
 
+    def pauses(self, pid: int) -> tuple[Ints, int | None]:
+        """Return the pauses of a process longer than :data:`QUIET_NS` as ``(n, 2)`` ns, and the
+        median of all its pauses, ns.
+        """
+        if pid not in self._pauses:
+            assert self.calls is not None
+            self._pauses[pid] = self.calls.pauses(pid, QUIET_NS)
+        return self._pauses[pid]
+
+    @cached_property
+    def _pauses(self) -> dict[int, tuple[Ints, int | None]]:
+        return {}
+
     def main_launcher(self, device: int | None) -> Launcher | None:
         """Return the launching thread of the busiest process on a device, None without calls."""
         pids = self.pids_on(device)
@@ -294,7 +307,8 @@ class Facts:
         assert calls is not None
         launcher = self.launchers[pid]
         shortest = UNSEEN_QUIET_NS if launcher.absences is None else QUIET_NS
-        pauses, _median = calls.pauses(pid, shortest)
+        pauses, _median = self.pauses(pid)
+        pauses = pauses[pauses[:, 1] - pauses[:, 0] > shortest]
         if launcher.absences is not None:
             away = intervals.overlap_each(pauses, launcher.absences.spans)
             ready = intervals.overlap_each(pauses, launcher.absences.ready_spans)

@@ -164,10 +164,10 @@ def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
 
 def _gaps(facts: Facts, calls: Calls, pid: int) -> list[Gap]:
     """Stretches without CUDA calls that end in first uses."""
-    long, median = calls.pauses(pid, GAP_NS)
+    long, median = facts.pauses(pid)
     if median is None:
         return []
-    long = long[long[:, 1] - long[:, 0] > GAP_RATIO * median]
+    long = long[long[:, 1] - long[:, 0] > max(GAP_NS, GAP_RATIO * median)]
     if len(long) == 0:
         return []
     is_launch = calls.is_kind("launch") & calls.of_process(pid) & ~calls.is_capture
@@ -352,13 +352,17 @@ def _summary(uses: _FirstUses | None, gaps: list[Gap], severity: Severity, *, is
 def _tail_evidence(facts: Facts, calls: Calls, uses: _FirstUses) -> list[Evidence]:
     """Percentiles of the function and block of time that hold most of the excess."""
     width = block_width(facts.end_ns - facts.start_ns)
-    block = (calls.start[uses.launches] - facts.start_ns) // width
-    key = block * len(calls.functions) + calls.function[uses.launches]
+    slow = np.flatnonzero(uses.is_slow) if uses.is_slow.any() else np.array([0])
+    at = uses.launches[slow]
+    n = len(calls.functions)
+    key = (calls.start[at] - facts.start_ns) // width * n + calls.function[at]
     keys, inverse = np.unique(key, return_inverse=True)
-    worst = int(np.argmax(np.bincount(inverse, uses.excess)))
-    rows = uses.launches[inverse == worst]
-    name = calls.functions[calls.function[rows[0]]]
-    begin = int(keys[worst] // len(calls.functions)) * width / 1e9
+    block, code = divmod(int(keys[np.argmax(np.bincount(inverse, uses.excess[slow]))]), n)
+    edges = facts.start_ns + np.array([block, block + 1]) * width
+    first, last = np.searchsorted(calls.start[uses.launches], edges)
+    rows = uses.launches[first:last]
+    rows = rows[calls.function[rows] == code]
+    name, begin = calls.functions[code], block * width / 1e9
     result = [
         Evidence("launches_looked_at", f"{name} from {begin:.0f} s to {begin + width / 1e9:.0f} s")
     ]
