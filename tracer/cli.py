@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ FOREIGN_ERRORS: dict[str, int] = {
     "probes.recorded.recording.RecordingError": 3,
 }
 
+INTERNAL_ERROR = 1
 #: Exit code after Ctrl-C before anything was recorded.
 INTERRUPTED = 130
 
@@ -95,10 +95,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the output went away (head, less): say nothing, also at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except SystemExit as end:
+        # click ends this way when the reader of the output (head, less) went away: no error.
+        return 0 if isinstance(end.__context__, BrokenPipeError) else INTERNAL_ERROR
     except TracerError as error:
         return _fail(str(error), error.exit_code)
     except Exception as error:

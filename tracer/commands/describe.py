@@ -43,7 +43,8 @@ def _tables() -> str:
 
 def _columns(table: schema.Table) -> str:
     width = max(len(column.name) for column in table)
-    lines = [f"{table.name}: a row is {table.row}.", f"Recorded by: {table.command}", ""]
+    head = textwrap.fill(f"{table.name}: a row is {table.row}.", 88)
+    lines = [head, f"Recorded by: {table.command}", ""]
     for column in table:
         kind = f"{column.type}{' or null' if column.nullable else ''}"
         lines.append(

@@ -1,0 +1,40 @@
+"""Durations and session paths on the command line."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from tracer.commands.parameters import find_session, parse_duration
+from tracer.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("500ms", 0.5),
+        ("2", 2),
+        ("1.5s", 1.5),
+        ("1d", 86400),
+    ],
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds * 1_000_000_000
+
+
+@pytest.mark.parametrize("text", ["", "s", "5x", "-3s", "3s later", "0s", "1e3"])
+def test_what_is_not_a_duration_says_what_is(text):
+    with pytest.raises(click.BadParameter, match="30s"):
+        parse_duration(text)
+
+
+def test_the_ending_of_a_session_may_be_left_out_or_added(tmp_path):
+    (tmp_path / "a.tracer").mkdir()
+    (tmp_path / "b").mkdir()
+    assert find_session(tmp_path / "a") == tmp_path / "a.tracer"
+    assert find_session(tmp_path / "b.tracer") == tmp_path / "b"
+    with pytest.raises(InputError, match="record -o"):
+        find_session(tmp_path / "c")
