@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis import engine as words
-from analysis import intervals
+from analysis import intervals, quantiles
 from analysis.engine import gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Finding, Status, Where
@@ -25,7 +25,11 @@ UNUSED_PCT = 5.0
 #: host work between two syncs leaves the device alone for a fifth of it and still meets demand.
 IDLE_SHARE = 0.25
 #: Longest time without a token in a healthy engine with running requests, ns.
-STALL_NS = 5_000_000_000
+STALL_NS = 3_000_000_000
+#: Where neither calls nor device times were recorded, less is needed to withhold "healthy": the
+#: device idle for this share of the demand, or seconds whose time between tokens differs so much.
+BLIND_IDLE_SHARE = 0.2
+BLIND_TOKEN_SPREAD = 1.7
 #: How much the time between tokens may rise for ten seconds over its median.
 TOKEN_RISE = 2.5
 _BLOCK_NS = 10_000_000_000
@@ -189,7 +193,8 @@ def _signs(facts: Facts) -> list[_Sign]:
         samples = facts.utilisation(device)
         mean = samples.mean(demand) if samples is not None else None
         told = facts.is_demand_told and facts.demand_ns > 3 * 10**9
-        if mean is not None and told and mean[1] >= 3 and mean[0] < 100 * (1 - 2 * IDLE_SHARE):
+        most = BLIND_IDLE_SHARE if _is_blind(facts) else 2 * IDLE_SHARE
+        if mean is not None and told and mean[1] >= 3 and mean[0] < 100 * (1 - most):
             signs.append(
                 _Sign(
                     f"the device was {mean[0]:.0f} % utilised while requests were running",
@@ -214,6 +219,9 @@ def _engine_signs(facts: Facts) -> list[_Sign]:
     waiting = engine.gauge(words.WAITING)
     if tokens is not None and running is not None and not tokens.is_lagging:
         is_still = (np.diff(tokens.value) <= 0) & (gauge_at(running, tokens.time[1:]) > 0)
+        prompts = engine.counter(words.PROMPT_TOKENS)
+        if prompts is not None and len(prompts.time) == len(tokens.time):
+            is_still &= np.diff(prompts.value) <= 0
         still = intervals.union(
             intervals.make(tokens.time[:-1][is_still], tokens.time[1:][is_still])
         )
@@ -241,6 +249,8 @@ def _engine_signs(facts: Facts) -> list[_Sign]:
                     float((means > TOKEN_RISE * np.median(means)).mean()),
                 )
             )
+    if _is_blind(facts):
+        signs.extend(_spread(engine))
     preempted = engine.counter(words.PREEMPTIONS)
     if preempted is not None and preempted.increase().sum() >= 3:
         n = int(preempted.increase().sum())
@@ -264,6 +274,32 @@ def _engine_signs(facts: Facts) -> list[_Sign]:
                 )
             )
     return signs
+
+
+def _is_blind(facts: Facts) -> bool:
+    """Whether nothing tells what was launched or ran."""
+    return facts.calls is None and not facts.activity
+
+
+def _spread(engine: words.EngineSeries) -> list[_Sign]:
+    """Seconds of the same recording in which tokens took much longer than in others."""
+    means = engine.mean(words.INTER_TOKEN, engine.time)
+    if means is None:
+        return []
+    means = means[np.isfinite(means)]
+    low, high = quantiles.quantile(means, 0.1), quantiles.quantile(means, 0.9)
+    if len(means) < 5 or low is None or high is None or low.value <= 0:
+        return []
+    ratio = high.value / low.value
+    if ratio < BLIND_TOKEN_SPREAD:
+        return []
+    return [
+        _Sign(
+            f"the time between tokens differed {ratio:.1f} times between seconds",
+            Evidence("inter_token_spread", round(ratio, 2), "ratio", len(means), "engine_sample"),
+            1 - 1 / ratio,
+        )
+    ]
 
 
 def _unknown(facts: Facts, ranked: list[Finding], signs: list[_Sign]) -> Finding:

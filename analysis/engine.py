@@ -109,7 +109,8 @@ class EngineSeries:
     def demand(self) -> Ints | None:
         """Disjoint intervals in which a request ran or waited; None where neither is exposed.
 
-        A gauge holds from half-way since the scrape before it to half-way to the next.
+        A gauge holds from half-way since the scrape before it to half-way to the next; tokens
+        that came tell of a request too.
         """
         total: Floats | None = None
         time = self.time
@@ -123,7 +124,14 @@ class EngineSeries:
         middle = (time[1:] + time[:-1]) // 2
         begin = np.concatenate((time[:1], middle))
         end = np.concatenate((middle, time[-1:] + 1))
-        return intervals.union(intervals.make(begin[total > 0], end[total > 0]))
+        parts = [intervals.make(begin[total > 0], end[total > 0])]
+        # A request that began and ended between two scrapes shows in the tokens only.
+        for metric in (PROMPT_TOKENS, GENERATION_TOKENS):
+            tokens = self.counter(metric)
+            if tokens is not None and len(tokens.time) > 1:
+                grew = tokens.increase()[1:] > 0
+                parts.append(intervals.make(tokens.time[:-1][grew], tokens.time[1:][grew]))
+        return intervals.union(np.concatenate(parts))
 
     def mean(self, metric: str, edges: Ints) -> Floats | None:
         """Return the mean of a histogram's samples in each window, NaN without samples."""

@@ -205,13 +205,16 @@ def _late_attach(facts: Facts) -> Finding:
     mean = samples.mean(whole) if samples is not None else None
     if mean is None or mean[0] < HIGH_PCT:
         return finding
+    frozen = _frozen(facts)
+    if frozen is not None and frozen[2] > 0:
+        finding.excluded.append(Exclusion(HANG, f"{frozen[2]} tokens came meanwhile"))
+        return finding
     finding.start_ns, finding.end_ns, finding.spans = facts.start_ns, facts.end_ns, whole
     finding.evidence = [
         Evidence("launches", 0, "", None, "cuda_call"),
         Evidence("utilisation", round(mean[0], 1), "%", mean[1], "gpu_sample"),
     ]
     finding.lost_ns, finding.lost_share = span, 1.0
-    frozen = _frozen(facts)
     was_probed = any(item.n_hits is not None for item in facts.manifest.functions)
     finding.summary = (
         f"The device was {mean[0]:.0f} % utilised for {span / 1e9:.0f} s and the process launched "

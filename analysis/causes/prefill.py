@@ -20,19 +20,27 @@ Floats = npt.NDArray[np.float64]
 
 HOGGING = "prefill.hogging"
 
-#: Generation below this share of its rate without prompts counts as held up.
+#: Generation below this share of the engine's own good seconds counts as held up. The good seconds
+#: are its upper quarter: a service that is hogged for half of the time still shows them.
 HELD_SHARE = 0.5
-#: Rise of the time between tokens that the held-up windows must show.
+GOOD_QUANTILE = 0.75
+#: Rise of the time between tokens that the held-up seconds must show.
 TOKEN_RISE = 2.0
+#: Prompts that must come in a held-up second or the next, against the good seconds.
+PROMPT_RISE = 3.0
 #: Requests that must run: one prefilling alone keeps nobody waiting.
 RUNNING = 2.0
+#: Prompt tokens per generated token in nearly all seconds with a batch, from which hogging is
+#: suspected though there is no good second to compare with.
+PROMPT_HEAVY = 10.0
 #: A step with prompts counts as long from this many times a decode step: such a step delays every
 #: running request by that many tokens.
 LONG_STEP = 3.0
 #: Windows or steps that a reference level needs.
 N_WINDOWS = 3
 N_STEPS = 10
-_WINDOW_NS = 1_000_000_000
+#: Scrapes closer than this are taken together, ns.
+_WINDOW_NS = 900_000_000
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,17 @@ class _Tokens:
     prompt: Floats
     generated: Floats
     running: Floats
-    between: Floats | None
+    gap_seconds: Floats | None
+    n_gaps: Floats
     preempted: Floats
+
+    def between(self, windows: npt.NDArray[np.bool_]) -> tuple[float, int] | None:
+        """Mean time between tokens over some windows in s, and their tokens."""
+        if self.gap_seconds is None:
+            return None
+        known = windows & np.isfinite(self.gap_seconds) & np.isfinite(self.n_gaps)
+        n = float(self.n_gaps[known].sum())
+        return (float(self.gap_seconds[known].sum()) / n, int(n)) if n > 0 else None
 
 
 def _tokens(engine: EngineSeries) -> _Tokens | None:
@@ -55,18 +72,22 @@ def _tokens(engine: EngineSeries) -> _Tokens | None:
         return None
     if len(engine.time) < N_WINDOWS + 2:
         return None
-    spacing = int(np.median(np.diff(engine.time)))
-    # A window of two scrapes at least, so that each holds a real difference.
-    width = max(_WINDOW_NS, 2 * spacing)
-    edges = intervals.windows(int(engine.time[0]), int(engine.time[-1]), width)
+    # Counters are exact at the scrapes: windows run from scrape to scrape.
+    index = (engine.time - engine.time[0]) // _WINDOW_NS
+    edges = engine.time[np.flatnonzero(np.diff(index, prepend=-1) > 0)]
+    if len(edges) < N_WINDOWS + 1:
+        return None
     seconds = np.diff(edges) / 1e9
     preempted = engine.counter(words.PREEMPTIONS)
+    gaps = engine.series(words.INTER_TOKEN, "sum")
+    n_gaps = engine.series(words.INTER_TOKEN, "count")
     return _Tokens(
         edges,
         prompt.between(edges) / seconds,
         generated.between(edges) / seconds,
-        gauge_at(running, (edges[1:] + edges[:-1]) // 2),
-        engine.mean(words.INTER_TOKEN, edges),
+        np.maximum(gauge_at(running, edges[1:]), gauge_at(running, edges[:-1])),
+        None if gaps is None or n_gaps is None else gaps.between(edges),
+        np.zeros(len(seconds)) if n_gaps is None else n_gaps.between(edges),
         np.zeros(len(seconds)) if preempted is None else preempted.between(edges),
     )
 
@@ -98,20 +119,18 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
     is_batch = is_known & (tokens.running >= RUNNING)
     if is_batch.sum() < N_WINDOWS:
         return finding
+    good = quantiles.quantile(tokens.generated[is_batch], GOOD_QUANTILE)
+    assert good is not None
+    reference = good.value
+    prompt = np.where(is_known, tokens.prompt, 0.0)
+    quiet = is_batch & (tokens.generated >= GOOD_QUANTILE * reference)
+    if reference <= 0 or _is_prompt_heavy(prompt, tokens.generated, is_batch):
+        return _no_reference(facts, finding, tokens, is_batch)
     # Prompts are counted when their first token comes, so a prefill shows at its end: a window
     # holds prompts when they come in it or in the next one.
-    prompt = np.where(is_known, tokens.prompt, 0.0)
     soon = np.maximum(prompt, np.append(prompt[1:], 0.0))
-    has_prompts = soon > np.maximum(tokens.generated, 1.0)
-    quiet = is_batch & (prompt <= 0.5 * np.where(is_known, tokens.generated, 0.0))
-    reference = quantiles.median(tokens.generated[quiet]) if quiet.sum() >= N_WINDOWS else None
-    between = tokens.between
-    usual = None
-    if between is not None:
-        rows = between[quiet & np.isfinite(between)]
-        usual = quantiles.median(rows) if len(rows) >= N_WINDOWS else None
-    if not reference:
-        return _no_reference(facts, finding, tokens, is_batch & has_prompts)
+    usual_prompt = quantiles.median(prompt[quiet]) or 0.0
+    has_prompts = soon >= max(PROMPT_RISE * usual_prompt, reference)
     is_held = is_batch & has_prompts & (tokens.generated < HELD_SHARE * reference)
     part = np.where(is_held, 1 - tokens.generated / reference, 0.0)
     spans = intervals.union(intervals.make(tokens.edges[:-1][is_held], tokens.edges[1:][is_held]))
@@ -140,14 +159,19 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
                 "running", round(float(tokens.running[is_held].mean()), 1), "requests", n_held
             ),
         ]
+    # A token that waited out the burst comes in the window after it.
+    near = is_held | np.append(False, is_held[:-1])
+    usual = tokens.between(quiet & ~near)
+    late = max(
+        (mean for mean in (tokens.between(is_held), tokens.between(near)) if mean),
+        default=None,
+    )
     rise = None
-    if between is not None and usual:
-        late = between[is_held & np.isfinite(between)]
-        if len(late):
-            rise = float(np.median(late) / usual)
-            finding.evidence.append(
-                Evidence("inter_token_rise", round(rise, 2), "ratio", len(late), "engine_sample")
-            )
+    if usual is not None and late is not None and n_held:
+        rise = late[0] / usual[0]
+        finding.evidence.append(
+            Evidence("inter_token_rise", round(rise, 2), "ratio", late[1], "engine_sample")
+        )
     if not severity.is_material or n_held == 0 or (rise is not None and rise < TOKEN_RISE):
         finding.excluded.append(
             Exclusion(
@@ -183,16 +207,22 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
     return finding
 
 
+def _is_prompt_heavy(prompt: Floats, generated: Floats, is_batch: npt.NDArray[np.bool_]) -> bool:
+    """Whether nearly every second with a batch is mostly prompts."""
+    heavy = prompt[is_batch] > PROMPT_HEAVY * np.maximum(generated[is_batch], 1.0)
+    return bool(heavy.mean() >= 0.8)
+
+
 def _no_reference(
-    facts: Facts, finding: Finding, tokens: _Tokens, is_mixed: npt.NDArray[np.bool_]
+    facts: Facts, finding: Finding, tokens: _Tokens, is_batch: npt.NDArray[np.bool_]
 ) -> Finding:
-    """Prompts all the time: nothing to compare with."""
-    spans = intervals.union(intervals.make(tokens.edges[:-1][is_mixed], tokens.edges[1:][is_mixed]))
-    severity = assess(spans, facts.demand)
+    """Prompts all the time: nothing to compare with but the steps themselves."""
     steps = _by_steps(facts)
     if steps is not None:
         return steps
-    if severity.share < 0.5:
+    spans = intervals.union(intervals.make(tokens.edges[:-1][is_batch], tokens.edges[1:][is_batch]))
+    severity = assess(spans, facts.demand)
+    if not severity.is_material:
         return finding
     finding.status, finding.confidence = Status.UNDECIDED, 0.3
     finding.lost_share, finding.lost_ns = severity.share / 2, severity.lost_ns // 2

@@ -105,20 +105,18 @@ def test_a_delay_of_another_process_is_no_evidence(tmp_path: Path) -> None:
 
 
 def throttled(service: Service, quota_ns: int | None) -> list[dict[str, object]]:
-    rows = []
-    for index in range(int((service.now - service.start) // S) + 1):
-        rows.append(
-            {
-                "time_ns": service.start + index * S,
-                "scope": "/kubepods/pod1",
-                "cpu_quota_ns": quota_ns,
-                "cpu_period_ns": 100 * MS,
-                "n_cpu_periods": 10 * index,
-                "n_cpu_throttled": 9 * index,
-                "cpu_throttled_ns": 400 * MS * index,
-            }
-        )
-    return rows
+    return [
+        {
+            "time_ns": service.start + index * S,
+            "scope": "/kubepods/pod1",
+            "cpu_quota_ns": quota_ns,
+            "cpu_period_ns": 100 * MS,
+            "n_cpu_periods": 10 * index,
+            "n_cpu_throttled": 9 * index,
+            "cpu_throttled_ns": 400 * MS * index,
+        }
+        for index in range(int((service.now - service.start) // S) + 1)
+    ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

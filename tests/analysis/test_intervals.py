@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,7 +56,7 @@ def test_overlap_each_counts_per_row(rows: np.ndarray, other: np.ndarray) -> Non
 @given(spans, st.lists(st.integers(-5, 90), min_size=2, max_size=8, unique=True).map(sorted))
 def test_coverage_and_weight_per_window(rows: np.ndarray, cuts: list[int]) -> None:
     edges = np.array(cuts, dtype=np.int64)
-    windows = [set(range(a, b)) for a, b in zip(cuts, cuts[1:], strict=False)]
+    windows = [set(range(a, b)) for a, b in itertools.pairwise(cuts)]
     assert intervals.coverage(rows, edges).tolist() == [len(w & points(rows)) for w in windows]
     assert intervals.weight(rows, edges).tolist() == [
         sum(len(w & set(range(a, b))) for a, b in rows.tolist()) for w in windows
