@@ -32,7 +32,6 @@ FOREIGN_ERRORS: dict[str, int] = {
     "probes.recorded.recording.RecordingError": 3,
 }
 
-INTERNAL_ERROR = 1
 #: Exit code after Ctrl-C before anything was recorded.
 INTERRUPTED = 130
 
@@ -95,9 +94,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except SystemExit as end:
-        # click ends this way when the reader of the output (head, less) went away: no error.
-        return 0 if isinstance(end.__context__, BrokenPipeError) else INTERNAL_ERROR
+    except SystemExit:
+        # click ends only this way when the reader of the output (head, less) went away: no error.
+        return 0
     except TracerError as error:
         return _fail(str(error), error.exit_code)
     except Exception as error:
