@@ -283,12 +283,13 @@ class Facts:
             spans = told
         else:
             parts = [self._active(pid) for pid in self.processes]
-            parts.extend(
-                intervals.clip(spans, self.start_ns, self.complete_ns)
-                for classes in self.activity.values()
-                for spans in [_bridge(np.concatenate(list(classes.values())), UNSEEN_QUIET_NS)]
-            )
-            spans = intervals.union(np.concatenate(parts)) if parts else intervals.EMPTY
+            timed = [spans for kinds in self.activity.values() for spans in kinds.values()]
+            ran = intervals.union(np.concatenate(timed)) if timed else intervals.EMPTY
+            parts.append(_bridge(ran, UNSEEN_QUIET_NS))
+            spans = intervals.union(np.concatenate(parts))
+            if len(ran):
+                # What the host did before the first activity was not asked of the device.
+                spans = intervals.clip(spans, int(ran[0, 0]), int(ran[-1, 1]))
         return intervals.clip(spans, self.start_ns, self.complete_ns)
 
     @property
