@@ -62,6 +62,9 @@ class Cuda:
         self._next_share = self._simulation.tracer_sim_next_share
         self._next_share.argtypes = (c_double,)
         self._next_share.restype = None
+        self._next_collective = self._simulation.tracer_sim_next_collective
+        self._next_collective.argtypes = (c_ulonglong, c_uint)
+        self._next_collective.restype = None
         self._next_hang = self._simulation.tracer_sim_next_hang
         self._next_hang.restype = None
         launch = "__cudaLaunchKernel" if runtime >= 13 else "cudaLaunchKernel"
@@ -139,6 +142,15 @@ class Cuda:
         """Launch a kernel that fills only a share of the device, in (0, 1]."""
         self._next(compute_ns, 0)
         self._next_share(share)
+        code = self._launch(kernel, grid.grid, grid.block, self._arguments, 0, stream)
+        self.check("cudaLaunchKernel", code)
+
+    def launch_collective(
+        self, kernel: int, grid: Grid, stream: int, compute_ns: int, key: int, n_ranks: int
+    ) -> None:
+        """Launch a collective: it begins when all ranks have come to the one of that key."""
+        self._next(compute_ns, 0)
+        self._next_collective(key, n_ranks)
         code = self._launch(kernel, grid.grid, grid.block, self._arguments, 0, stream)
         self.check("cudaLaunchKernel", code)
 

@@ -24,9 +24,9 @@ class Group:
     """Clients that behave alike.
 
     With ``rate_per_s`` the group is an open loop: requests arrive at random at that rate whatever
-    becomes of the earlier ones. Without, ``n_clients`` clients each send the next request
-    about ``think_s`` after the last was answered. A request that takes longer than ``timeout_s`` is given
-    up and sent again, at most ``n_retries`` times.
+    becomes of the earlier ones. Without, ``n_clients`` clients each send the next request about
+    ``think_s`` after the last was answered. A request that takes longer than ``timeout_s`` is
+    given up and sent again, at most ``n_retries`` times.
     """
 
     n_clients: int = 1

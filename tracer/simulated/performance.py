@@ -78,7 +78,7 @@ def perform(
         raise RequirementError(f"scenario {scenario.name} cannot be staged here: {reason}")
     tell("Building the simulated device and starting the service ...")
     try:
-        stage = Stage(options.seed, options.duration_ns / 1e9)
+        stage = Stage(options.seed, options.duration_ns / 1e9, scenario.n_devices)
     except BuildError as error:
         raise RequirementError(str(error)) from None
     with stage:

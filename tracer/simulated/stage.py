@@ -180,6 +180,13 @@ class Stage:
         self.service = Service(child.pid, child.pid)
         return self.service
 
+    def start_ranks(self, config: str) -> Service:
+        """Start data-parallel ranks; the service is their launcher, the first rank launches."""
+        child = self.start_module("ranks", config)
+        pids = json.loads(self._first_line(child))["pids"]
+        self.service = Service(child.pid, pids[0])
+        return self.service
+
     def at(self, share: float) -> bool:
         """Wait until that share of the recording is over; False when the stage ended before."""
         return not self._ended.wait(max(0.0, self._begin + share * self.duration_s - _now()))

@@ -8,6 +8,7 @@ from tracer.simulated.scenarios import (
     cold_start,
     compile_at_serving,
     cpu_contention,
+    even_ranks,
     few_objects,
     gc_pause,
     gil_holder,
@@ -21,6 +22,7 @@ from tracer.simulated.scenarios import (
     idle,
     idle_neighbour,
     kv_preemption,
+    late_rank,
     module_at_serving,
     mps_neighbour,
     outside_mps,
@@ -28,9 +30,11 @@ from tracer.simulated.scenarios import (
     prefill_hogging,
     prompts_only,
     quota_unused,
+    retry_storm,
     second_process,
     shared_core,
     slow_frontend,
+    slow_link,
     spinning,
     spinning_hang,
     starved_training,
@@ -39,6 +43,7 @@ from tracer.simulated.scenarios import (
     throttle_flag,
     throttled_clock,
     training,
+    wedged_collective,
 )
 from tracer.simulated.scenarios.scenario import Scenario
 
@@ -48,6 +53,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     cold_start.SCENARIO,
     compile_at_serving.SCENARIO,
     cpu_contention.SCENARIO,
+    even_ranks.SCENARIO,
     few_objects.SCENARIO,
     gc_pause.SCENARIO,
     gil_holder.SCENARIO,
@@ -61,6 +67,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     idle.SCENARIO,
     idle_neighbour.SCENARIO,
     kv_preemption.SCENARIO,
+    late_rank.SCENARIO,
     module_at_serving.SCENARIO,
     mps_neighbour.SCENARIO,
     outside_mps.SCENARIO,
@@ -68,9 +75,11 @@ SCENARIOS: tuple[Scenario, ...] = (
     prefill_hogging.SCENARIO,
     prompts_only.SCENARIO,
     quota_unused.SCENARIO,
+    retry_storm.SCENARIO,
     second_process.SCENARIO,
     shared_core.SCENARIO,
     slow_frontend.SCENARIO,
+    slow_link.SCENARIO,
     spinning.SCENARIO,
     spinning_hang.SCENARIO,
     starved_training.SCENARIO,
@@ -79,6 +88,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     throttle_flag.SCENARIO,
     throttled_clock.SCENARIO,
     training.SCENARIO,
+    wedged_collective.SCENARIO,
 )
 
 

@@ -37,6 +37,7 @@ class Scenario:
         happen: Runs beside the recording, in a thread: what goes wrong meanwhile.
         confounders: Scenarios that look alike and have another cause.
         has_cpu_contention: Whether waits for the CPU are staged, so that they disturb nothing.
+        n_devices: Devices of the simulated machine.
         missing: Returns why it cannot be staged on this machine, or nothing.
     """
 
@@ -48,3 +49,4 @@ class Scenario:
     confounders: tuple[str, ...] = ()
     has_cpu_contention: bool = False
     missing: Callable[[], str] | None = None
+    n_devices: int = 1
