@@ -205,6 +205,28 @@ def _signs(facts: Facts) -> list[_Sign]:
                 )
             )
     signs.extend(_engine_signs(facts))
+    signs.extend(_open_signs(facts))
+    return signs
+
+
+def _open_signs(facts: Facts) -> list[_Sign]:
+    """Calls that were entered long before the end and have not returned."""
+    signs = []
+    for row in facts.open_calls:
+        age = facts.end_ns - int(row["start_ns"])
+        if age < STALL_NS or int(row["time_ns"]) < facts.end_ns - STALL_NS:
+            continue
+        doubt = ", as far as is known: records of this thread were lost" * bool(row["is_doubtful"])
+        state = row["thread_state"]
+        stopped = " and the process was stopped by a signal" if state in ("T", "t") else ""
+        signs.append(
+            _Sign(
+                f"thread {row['tid']} has been inside {row['function']} for "
+                f"{age / 1e9:.1f} s{stopped}{doubt}",
+                Evidence("open_call_age", age, "ns", None, "open_call"),
+                min(age / facts.demand_ns, 1.0),
+            )
+        )
     return signs
 
 

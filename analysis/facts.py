@@ -275,21 +275,21 @@ class Facts:
 
     @cached_property
     def demand(self) -> Ints:
-        """Disjoint intervals in which work was asked of the process: as the engine tells, else as
+        """Disjoint intervals in which work was asked of the process: as the engine tells and as
         the calls tell (see :data:`QUIET_NS`); within the complete part of the recording.
         """
         told = self.engine.demand if self.engine is not None else None
+        parts = [self._active(pid) for pid in self.processes]
         if told is not None:
-            spans = told
-        else:
-            parts = [self._active(pid) for pid in self.processes]
-            timed = [spans for kinds in self.activity.values() for spans in kinds.values()]
-            ran = intervals.union(np.concatenate(timed)) if timed else intervals.EMPTY
-            parts.append(_bridge(ran, UNSEEN_QUIET_NS))
-            spans = intervals.union(np.concatenate(parts))
-            if len(ran):
-                # What the host did before the first activity was not asked of the device.
-                spans = intervals.clip(spans, int(ran[0, 0]), int(ran[-1, 1]))
+            # An engine that launches has work, also before its gauges say so.
+            parts.append(told)
+        timed = [spans for kinds in self.activity.values() for spans in kinds.values()]
+        ran = intervals.union(np.concatenate(timed)) if timed else intervals.EMPTY
+        parts.append(_bridge(ran, UNSEEN_QUIET_NS))
+        spans = intervals.union(np.concatenate(parts))
+        if len(ran):
+            # What the host did before the first activity was not asked of the device.
+            spans = intervals.clip(spans, int(ran[0, 0]), int(ran[-1, 1]))
         return intervals.clip(spans, self.start_ns, self.complete_ns)
 
     @property

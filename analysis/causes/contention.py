@@ -145,7 +145,7 @@ def _against(facts: Facts, device: int | None, pid: int, neighbour: _Neighbour) 
     together = intervals.intersect(intervals.union(spans), neighbour.active)
     if compared is not None:
         return _with_alone(facts, finding, name, compared, together)
-    return _without_alone(facts, finding, name, neighbour, spans, together)
+    return _without_alone(facts, device, finding, name, neighbour, spans, together)
 
 
 def _shape(n_launches: Ints, n_graphs: Ints) -> Ints:
@@ -247,8 +247,22 @@ def _launch_delay(facts: Facts, finding: Finding, together: Ints) -> str | None:
     return None
 
 
+def _is_mps(kind: str | None) -> bool:
+    return (kind or "").startswith("M+C")
+
+
+def _type_of(facts: Facts, device: int | None, pid: int | None) -> str | None:
+    """Type of a process in the driver's lists, None where not told."""
+    if facts.gpu is None or facts.gpu.processes.empty:
+        return None
+    rows = facts.gpu.contexts(device)
+    rows = rows[rows["pid"] == pid]
+    return None if rows.empty else _text(rows["type"].iloc[0])
+
+
 def _without_alone(
     facts: Facts,
+    device: int | None,
     finding: Finding,
     name: str,
     neighbour: _Neighbour,
@@ -265,7 +279,11 @@ def _without_alone(
         Evidence("work_outstanding", round(100 * min(wanted, 1.0), 1), "%", len(spans), "cuda_call")
     )
     finding.start_ns, finding.end_ns = severity.start_ns, severity.end_ns
-    is_through_mps = (neighbour.type or "").startswith("M+C")
+    if _is_mps(neighbour.type) and _is_mps(_type_of(facts, device, finding.where.pid)):
+        finding.excluded.append(
+            Exclusion(CROSS_PROCESS, f"{name} and this process run side by side through MPS")
+        )
+        return finding
     if not severity.is_material or (neighbour.sm_pct is not None and bound < 0.1):
         finding.excluded.append(
             Exclusion(
@@ -280,12 +298,10 @@ def _without_alone(
         f"{name} used the same device for {100 * severity.share:.0f} % of the time in which this "
         "process waited for it"
     )
-    if neighbour.sm_pct is None or neighbour.sm_pct < NEIGHBOUR_PCT or is_through_mps:
+    if neighbour.sm_pct is None or neighbour.sm_pct < NEIGHBOUR_PCT:
         finding.status, finding.confidence = Status.UNDECIDED, 0.4
         finding.lost_share = max(finding.lost_share, 0.1)
-        finding.undecided_because = "there is no time alone to compare with" + (
-            ", and through MPS the two may run at once" if is_through_mps else ""
-        )
+        finding.undecided_because = "there is no time alone to compare with"
         finding.settled_by = "a minute without the neighbour, or context-switch counters (GPM)"
         finding.summary += "."
         return finding

@@ -134,12 +134,15 @@ def _by_utilisation(facts: Facts, finding: Finding, start: int, row: dict[str, A
         if call["pid"] != finding.where.pid and _is_still_open(facts, call)
     ]
     if mean[0] < LOW_PCT:
-        finding.status, finding.confidence = Status.UNDECIDED, 0.5
-        finding.summary = text + f", yet the device is only {mean[0]:.0f} % utilised."
-        finding.undecided_because = (
-            "the device is not busy: the call waits for something that is not a kernel"
+        finding.lost_ns, finding.lost_share, finding.spans = 0, 0.0, intervals.EMPTY
+        finding.excluded.append(
+            Exclusion(
+                HANG,
+                f"{row['function']} has not returned, but the device is {mean[0]:.0f} % utilised: "
+                "no kernel is running",
+                Evidence("utilisation_since", round(mean[0], 1), "%", mean[1], "gpu_sample"),
+            )
         )
-        finding.settled_by = "Xid and link state of the device (event), and all ranks"
         return finding
     if others and len({facts.device_of.get(int(call["pid"])) for call in others}) > 1:
         finding.status, finding.confidence = Status.UNDECIDED, 0.6

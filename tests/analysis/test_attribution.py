@@ -397,6 +397,40 @@ def test_a_hang_without_nvml_is_undecided(tmp_path: Path) -> None:
     assert attribution.findings[0].status is Status.UNDECIDED
 
 
+def test_an_open_call_on_an_idle_device_is_no_hung_kernel(tmp_path: Path) -> None:
+    service = Service()
+    service.decode_until(service.start + 6 * S)
+    end = hang(service, 8)
+    service.busy.pop()
+    attribution = check(attribute(service.session(tmp_path / "s", end)))
+    assert attribution.verdict.cause == "unknown"
+    assert attribution.verdict.candidates == ()
+    assert "cudaStreamSynchronize for 8.0 s" in attribution.verdict.text
+
+
+def test_neighbours_inside_mps_run_side_by_side(tmp_path: Path) -> None:
+    service = Service()
+    service.decode_until(service.start + 12 * S)
+    rows = neighbour(service, [(service.start, service.now)], 30.0)
+    for row in rows:
+        row["type"] = "M+C"
+    attribution = check(attribute(service.builder(tmp_path / "s").add("gpu_process", rows).write()))
+    assert attribution.verdict.cause == "healthy"
+
+
+def test_a_process_outside_mps_is_the_root_of_the_contention(tmp_path: Path) -> None:
+    service = Service()
+    service.decode_until(service.start + 5 * S)
+    begin = service.now
+    service.decode_until(service.start + 12 * S, slower=2.0)
+    rows = neighbour(service, [(begin, service.now)], 50.0)
+    for row in rows:
+        row["type"] = "C" if row["is_target"] else "M+C"
+    attribution = check(attribute(service.builder(tmp_path / "s").add("gpu_process", rows).write()))
+    assert attribution.verdict.cause == "contention.outside_mps"
+    assert attribution.findings[0].symptoms == ["contention.cross_process"]
+
+
 def test_a_long_prefill_at_the_end_is_no_hang(tmp_path: Path) -> None:
     service = Service()
     service.decode_until(service.start + 6 * S)
