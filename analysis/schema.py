@@ -288,6 +288,47 @@ KERNEL_FUNCTION = Table(
     "time_ns",
 )
 
+MPS_CLIENT = Table(
+    "mps_client",
+    "one process with a context on one GPU at one audit of MPS",
+    (
+        _time("time_ns", "When the driver's lists were read, CLOCK_MONOTONIC."),
+        _DEVICE,
+        _PID,
+        _text("name", "Process name from /proc.", True),
+        _text("container", "Container id from its cgroup.", True),
+        Column("is_target", "bool", "Whether it belongs to the recorded tree."),
+        _text("role", "client (in MPS), outside, server (of MPS itself) or unknown."),
+        _text(
+            "reason",
+            "Why it is outside, the first that holds of: no_daemon, daemon_not_visible, "
+            "environment, not_visible, other_inode, other_uid, other_ipc_namespace, "
+            "started_before, unexplained.",
+            True,
+        ),
+        _text("other_reasons", "Further reasons that hold, with commas between them.", True),
+        _int("daemon_pid", "Control daemon it was compared with.", True),
+        _int("server_pid", "Server of that daemon.", True),
+        _int("uid", "Its user as this host sees it.", True),
+        _int("server_uid", "User whom that server (or daemon) serves.", True),
+        Column("is_multiuser", "bool", "The server accepts several users.", None, True),
+        Column("has_pipe_variable", "bool", "CUDA_MPS_PIPE_DIRECTORY was set.", None, True),
+        Column(
+            "is_control_visible",
+            "bool",
+            "There is a control pipe where it looks for one.",
+            None,
+            True,
+        ),
+        Column("is_same_control", "bool", "That pipe is the daemon's own.", None, True),
+        Column("is_same_ipc", "bool", "It shares the daemon's IPC namespace.", None, True),
+        Column("is_started_before", "bool", "It started before the daemon.", None, True),
+        _text("detail", "One sentence for the reader.", True),
+        _text("mend", "What brings it into MPS.", True),
+    ),
+    "time_ns",
+)
+
 OFFCPU = Table(
     "offcpu",
     "one interval that a launching thread spent off the CPU",
@@ -626,6 +667,7 @@ TABLES: tuple[Table, ...] = (
     HOST_SAMPLE,
     KERNEL_FUNCTION,
     LOSS,
+    MPS_CLIENT,
     OFFCPU,
     OPEN_CALL,
     PROCESS_SAMPLE,

@@ -7,9 +7,10 @@ built, so that a recording loads only what it uses.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from probes.clocks import ClockAnchors
+from probes.gpu.contexts import ContextBoard
 from probes.probe import Probe
 from probes.targets import TargetTree
 
@@ -22,11 +23,13 @@ class ProbeOptions:
         tree: Processes that are recorded.
         anchors: Maps wall-clock times to monotonic.
         engine_urls: Metrics pages; empty to look for them among the target's ports.
+        contexts: Where the probe of NVML leaves its lists for others.
     """
 
     tree: TargetTree
     anchors: ClockAnchors
     engine_urls: tuple[str, ...] = ()
+    contexts: ContextBoard = field(default_factory=ContextBoard)
 
 
 def _engine(options: ProbeOptions) -> Probe:
@@ -47,10 +50,18 @@ def _kernel_log(_: ProbeOptions) -> Probe:
     return KernelLogProbe()
 
 
+def _mps(options: ProbeOptions) -> Probe:
+    from probes.mps.probe import MpsProbe
+
+    return MpsProbe(options.contexts, options.tree)
+
+
 def _nvml(options: ProbeOptions) -> Probe:
     from probes.gpu.nvml import NvmlProbe
 
-    return NvmlProbe(options.tree, to_monotonic=options.anchors.to_monotonic)
+    return NvmlProbe(
+        options.tree, to_monotonic=options.anchors.to_monotonic, contexts=options.contexts
+    )
 
 
 def _process(options: ProbeOptions) -> Probe:
@@ -70,6 +81,7 @@ PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe]], ...] = (
     ("engine", _engine),
     ("host", _host),
     ("kernel_log", _kernel_log),
+    ("mps", _mps),
     ("nvml", _nvml),
     ("process", _process),
     ("thread", _thread),

@@ -21,6 +21,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("describe", "tracer.commands.describe"),
     ("doctor", "tracer.commands.doctor"),
     ("import", "tracer.commands.import_"),
+    ("mps", "tracer.commands.mps"),
     ("record", "tracer.commands.record"),
 )
 

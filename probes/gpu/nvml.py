@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from analysis.schema import EVENT, GPU_PROCESS, GPU_SAMPLE, Table
 from probes.clocks import ClockReaders, read_anchor
+from probes.gpu.contexts import ContextBoard
 from probes.gpu.events import ALL, driver_event, gpu_name, health_events
 from probes.gpu.losses import FIRST_PAUSE_NS, DeviceLosses
 from probes.gpu.nvml_process import Frame, SamplerProcess
@@ -79,6 +80,7 @@ class NvmlProbe:
         env: Further variables of the children's environment.
         to_monotonic: Maps wall-clock ns to CLOCK_MONOTONIC ns with an error bound
             (``ClockAnchors.to_monotonic``); by default the clocks are read at each drain.
+        contexts: Gets the newest lists of processes on each GPU.
         root: Where /proc is.
         retry_ns: Time after which a device whose call never returned is tried again.
         clock: CLOCK_MONOTONIC in ns.
@@ -93,6 +95,7 @@ class NvmlProbe:
         library_dir: Path | None = None,
         env: Mapping[str, str] | None = None,
         to_monotonic: ToMonotonic | None = None,
+        contexts: ContextBoard | None = None,
         root: Path = PROC,
         retry_ns: int = FIRST_PAUSE_NS,
         clock: Callable[[], int] = time.monotonic_ns,
@@ -107,6 +110,7 @@ class NvmlProbe:
         self._library_dir = library_dir
         self._env = env
         self._to_monotonic = to_monotonic
+        self._contexts = contexts or ContextBoard()
         self._clock = clock
         self._namer = ProcessNamer(root)
         self._samplers: dict[SamplerProcess, _Cost] = {}
@@ -283,6 +287,7 @@ class NvmlProbe:
         if rows:
             batches.append(sample_batch(rows))
         targets = self._targets.pids() if self._targets is not None else set()
+        self._contexts.put_frames(all_of("processes"))
         processes, unseen = process_rows(all_of("processes"), self._namer, targets)
         self._unseen |= unseen
         if processes:
