@@ -101,13 +101,13 @@ def merge(
     group: Sequence[SizedSegment],
     facts: Mapping[str, object],
 ) -> SizedSegment:
-    """Write one segment with the rows of a group, delete the group, and return the new segment.
+    """Write one segment with the rows of a group and return it; the group is to be deleted later.
 
     A reader sees each row once at every moment: the merged file covers the range of the files it
     replaces from the instant it gets its name.
 
     Raises:
-        OSError: a file could not be read or written; the group is still there.
+        OSError: a file could not be read or written.
     """
     first, last = group[0].segment.first, group[-1].segment.last
     target = folder / segment_name(first, last)
@@ -133,8 +133,6 @@ def merge(
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(folder)
-    for item in group:
-        item.segment.path.unlink(missing_ok=True)
     return SizedSegment(Segment(first, last, target), rows.num_rows)
 
 

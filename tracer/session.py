@@ -11,6 +11,7 @@ as soon as something can be written again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -40,6 +41,8 @@ SEGMENT_ROWS = 131_072
 MAX_PENDING_BYTES = 96 << 20
 #: Pause before a merge is tried again after one failed.
 MERGE_RETRY_S = 60.0
+#: Replaced segments are deleted after this, so that a reader can finish with what it listed.
+KEEP_REPLACED_S = 60.0
 #: Notices (lost, recovered) kept for a disk that takes nothing.
 MAX_NOTICES = 100
 #: Errors that mean there is no room.
@@ -114,6 +117,7 @@ class SessionWriter:
         self._losses: dict[tuple[str, str], Loss] = {}
         self._notices: list[tuple[int, str, str]] = []
         self._merge_after = 0.0
+        self._replaced: deque[tuple[float, Path]] = deque()
         self._n_rows = self._n_lost = self._n_bytes = self._n_segments = self._n_merges = 0
         self._problem = ""
         try:
@@ -190,11 +194,6 @@ class SessionWriter:
         )
 
     @property
-    def n_bytes(self) -> int:
-        """Bytes of segments written so far (before merging)."""
-        return self._n_bytes
-
-    @property
     def problem(self) -> str:
         """One sentence about the last failed write; empty when nothing was lost."""
         return self._problem
@@ -215,6 +214,7 @@ class SessionWriter:
         self._thread.join(timeout_s)
         is_done = not self._thread.is_alive()
         if is_done:
+            self._delete_replaced(0.0)
             is_done = self._write_last_manifest() and not self._losses
         self._lock.release()
         return is_done
@@ -263,6 +263,7 @@ class SessionWriter:
                 self._tell_losses()
             if text is not None:
                 self._replace_manifest(text)
+            self._delete_replaced(KEEP_REPLACED_S)
             with self._condition:
                 self._is_busy = False
                 if job is not None:
@@ -385,4 +386,13 @@ class SessionWriter:
             self._merge_after = time.monotonic() + MERGE_RETRY_S
             return
         segments[start : start + len(group)] = [merged]
+        now = time.monotonic()
+        self._replaced.extend((now, item.segment.path) for item in group)
         self._n_merges += 1
+
+    def _delete_replaced(self, age_s: float) -> None:
+        """Delete segments that were replaced by a merged one at least so long ago."""
+        latest = time.monotonic() - age_s
+        while self._replaced and self._replaced[0][0] <= latest:
+            with contextlib.suppress(OSError):
+                self._replaced.popleft()[1].unlink()

@@ -169,8 +169,12 @@ def test_small_segments_are_merged_and_each_row_is_seen_once(tmp_path, monkeypat
     while compaction.plan_merge(compaction.sized_segments(tmp_path / "s" / "cuda_call")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    n_files = len(list((tmp_path / "s" / "cuda_call").iterdir()))
+    assert n_files >= 120, "a reader can finish with the files that it listed"
+    assert call_ids(tmp_path / "s") == list(range(total))
     writer.close()
     assert call_ids(tmp_path / "s") == list(range(total))
+    assert len(list((tmp_path / "s" / "cuda_call").iterdir())) < 40
     sizes = [item.n_rows for item in compaction.sized_segments(tmp_path / "s" / "cuda_call")]
     assert len(sizes) < 40 and max(sizes) <= 2000 and sum(sizes) == total
     assert Manifest.read(tmp_path / "s").source("session").details["n_merges"] > 0
@@ -191,7 +195,7 @@ def test_merge_groups():
     assert list(compaction.plan_merge(large)) == large[1:3]
 
 
-def test_a_merge_cut_short_leaves_each_row_once(tmp_path, monkeypatch):
+def test_a_merge_cut_short_leaves_each_row_once(tmp_path):
     writer = SessionWriter(tmp_path / "s", manifest())
     for index in range(4):
         writer.append(calls(index * 10, 10))
@@ -199,10 +203,7 @@ def test_a_merge_cut_short_leaves_each_row_once(tmp_path, monkeypatch):
     writer.close()
     folder = tmp_path / "s" / "cuda_call"
     group = compaction.sized_segments(folder)
-    monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        compaction.merge(folder, CUDA_CALL, group, {})
-    monkeypatch.undo()
+    compaction.merge(folder, CUDA_CALL, group, {})
     assert len(list(folder.glob("*.parquet"))) == 5
     assert call_ids(tmp_path / "s") == list(range(40))
     (folder / ".000000000-000000009.parquet.tmp").write_bytes(b"half")
