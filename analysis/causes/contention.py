@@ -1,4 +1,4 @@
-"""Several processes take turns on one device, or one of them is outside MPS."""
+"""Several processes take turns on one device."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from analysis import intervals, quantiles
 from analysis.causes.declaration import Cause, Needs
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
-from analysis.gpu import MPS_SERVER
 from analysis.severity import assess
 
 Ints = npt.NDArray[np.int64]
 
 CROSS_PROCESS = "contention.cross_process"
-OUTSIDE_MPS = "contention.outside_mps"
 
 #: SM share in % from which a neighbour counts as active in a sample: the driver's shares are
 #: whole numbers, and a monitor's context shows as 0.
@@ -73,8 +71,8 @@ def _neighbours(facts: Facts, device: int | None, own: int) -> list[_Neighbour]:
         result.append(
             _Neighbour(
                 pid,
-                _text(row["name"]),
-                _text(row["type"]),
+                text_of(row["name"]),
+                text_of(row["type"]),
                 intervals.union(spans[is_active]),
                 intervals.union(spans),
                 float(samples.value[is_active].mean()) if is_active.any() else 0.0,
@@ -257,7 +255,7 @@ def _type_of(facts: Facts, device: int | None, pid: int | None) -> str | None:
         return None
     rows = facts.gpu.contexts(device)
     rows = rows[rows["pid"] == pid]
-    return None if rows.empty else _text(rows["type"].iloc[0])
+    return None if rows.empty else text_of(rows["type"].iloc[0])
 
 
 def _without_alone(
@@ -315,64 +313,7 @@ def _without_alone(
     return finding
 
 
-def find_outside_mps(facts: Facts) -> Finding:
-    """Return whether MPS runs on a device and a launching process is not in it."""
-    gpu = facts.gpu
-    if gpu is None or gpu.processes.empty:
-        return Finding(
-            OUTSIDE_MPS, Status.NOT_APPLICABLE, undecided_because="no process list was sampled"
-        )
-    finding = Finding(OUTSIDE_MPS, Status.NOT_FOUND, confidence=0.8)
-    contention = find_cross_process(facts)
-    for device in facts.devices:
-        contexts = gpu.contexts(device)
-        kind = contexts["type"].fillna("")
-        inside = contexts[kind.str.startswith("M+C")]
-        outside = contexts[kind == "C"]
-        own = outside[outside["pid"].isin(facts.pids_on(device))]
-        if not (len(inside) or _has_server(facts, device)):
-            continue
-        if own.empty:
-            # The stranger takes turns with the clients: it is the one outside.
-            own = outside[~outside["is_target"]]
-        if own.empty:
-            continue
-        row = own.iloc[0]
-        finding.where = Where(int(row["pid"]), None, device, process=_text(row["name"]))
-        finding.evidence = [
-            Evidence("processes_in_mps", len(inside), "", int(contexts["n"].max()), "gpu_process"),
-            Evidence("type_of_process", "C", "", int(row["n"]), "gpu_process"),
-        ]
-        if contention.status is not Status.FOUND:
-            finding.excluded.append(
-                Exclusion(
-                    OUTSIDE_MPS,
-                    f"process {int(row['pid'])} is outside MPS, but sharing costs it nothing here",
-                )
-            )
-            continue
-        finding.status = Status.FOUND
-        finding.confidence = 0.9 * facts.trust("nvml")
-        finding.lost_ns, finding.lost_share = contention.lost_ns, contention.lost_share
-        finding.start_ns, finding.end_ns = contention.start_ns, contention.end_ns
-        finding.summary = (
-            f"MPS runs on this device and {finding.where.process or 'process'} "
-            f"(pid {finding.where.pid}) is not in it: it takes turns with the others instead of "
-            "running beside them."
-        )
-        return finding
-    return finding
-
-
-def _has_server(facts: Facts, device: int | None) -> bool:
-    assert facts.gpu is not None
-    rows = facts.gpu.processes
-    if device is not None:
-        rows = rows[rows["device"] == device]
-    return bool(rows["name"].fillna("").str.startswith(MPS_SERVER).any())
-
-
-def _text(value: object) -> str | None:
+def text_of(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
@@ -388,17 +329,5 @@ CAUSES = (
         "Put both into MPS, give each its own device or MIG instance, or move the neighbour.",
         Needs(("cuda_call",), optional=("gpu_process", "gpu_sample", "offcpu", "engine_sample")),
         find_cross_process,
-    ),
-    Cause(
-        OUTSIDE_MPS,
-        "MPS runs, but a process is not in it",
-        "A process does not reach the MPS daemon and takes turns with its clients.",
-        "In the list of compute processes and not in that of MPS; control pipe not visible, other "
-        "uid, other IPC namespace, or started before the daemon.",
-        "Sharing through MPS.",
-        "Record NVML's process lists: tracer record --pid PID.",
-        "Mount the MPS pipe directory and share the IPC namespace and uid, then restart it.",
-        Needs(("cuda_call", "gpu_process"), optional=("gpu_sample",)),
-        find_outside_mps,
     ),
 )
