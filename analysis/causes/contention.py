@@ -314,6 +314,7 @@ def _without_alone(
 
 
 def text_of(value: object) -> str | None:
+    """Return a name or type as text, None where it is null."""
     return value if isinstance(value, str) else None
 
 

@@ -132,6 +132,7 @@ def _children(facts: Facts, pid: int, start: int, end: int) -> tuple[int, tuple[
 
 
 def gap_evidence(gap: Gap) -> list[Evidence]:
+    """Return the numbers of a gap: its length, what filled it, what ended it."""
     return [
         Evidence("gap_without_cuda_calls", gap.end - gap.start, "ns", None, "cuda_call"),
         Evidence("gap_on_cpu", gap.computing, "ns", None, "offcpu"),
