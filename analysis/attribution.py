@@ -90,7 +90,7 @@ def attribute(
     """
     facts = Facts(session)
     notes: list[str] = []
-    answers = [_ask(facts, cause, notes) for cause in causes if cause.has_analyzer]
+    answers = [_ask(facts, cause, notes) for cause in causes if cause.is_implemented]
     ranked = rank([answer for answer in answers if answer is not None])
     verdict, findings = conclude(facts, ranked)
     checked = [

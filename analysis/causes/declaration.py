@@ -79,7 +79,7 @@ class Cause:
     analyze: Analyze | None = None
 
     @property
-    def has_analyzer(self) -> bool:
+    def is_implemented(self) -> bool:
         """Whether this cause can be found, rather than only named."""
         return self.analyze is not None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis import engine as words
 from analysis import intervals
@@ -88,6 +90,9 @@ def _with_open_call(facts: Facts, row: dict[str, Any]) -> Finding:
         return finding
     finding.lost_ns = age
     finding.lost_share = min(age / facts.demand_ns, 1.0)
+    last = _last_kernel(facts, pid, start)
+    if last is not None:
+        finding.evidence.append(last)
     n_launches = _launches_since(facts, pid, start + limit // 2)
     finding.evidence.append(Evidence("launches_since", n_launches, "", None, "cuda_call"))
     tokens = _tokens_since(facts, start + limit // 2)
@@ -167,6 +172,27 @@ def _by_utilisation(facts: Facts, finding: Finding, start: int, row: dict[str, A
     if len(facts.devices) == 1:
         finding.excluded.append(Exclusion("hang.collective", "one device only"))
     return finding
+
+
+def _last_kernel(facts: Facts, pid: int, time_ns: int) -> Evidence | None:
+    """The kernel that the process launched last before it waited, by name where known."""
+    if not facts.session.has("cuda_call"):
+        return None
+    columns = ["start_ns", "pid", "kind", "depth", "kernel"]
+    rows = facts.session.table("cuda_call", time_ns - 60 * 10**9, time_ns, columns)
+    is_launch = pc.is_in(rows["kind"], value_set=pa.array(["launch", "graph_launch"]))
+    is_own = pc.and_(pc.equal(rows["pid"], pid), pc.equal(rows["depth"], 0))
+    rows = rows.filter(pc.and_(pc.and_(is_launch, is_own), pc.is_valid(rows["kernel"])))
+    if rows.num_rows == 0:
+        return None
+    last = rows.slice(rows.num_rows - 1).to_pylist()[0]
+    name = f"{'graph' if last['kind'] == 'graph_launch' else 'kernel'} {last['kernel']:#x}"
+    if facts.session.has("kernel_function"):
+        known = facts.session.table("kernel_function", columns=["time_ns", "pid", "kernel", "name"])
+        is_it = pc.and_(pc.equal(known["pid"], pid), pc.equal(known["kernel"], last["kernel"]))
+        names = [word for word in known.filter(is_it)["name"].to_pylist() if word]
+        name = names[-1] if names else name
+    return Evidence("last_launched", name, "", None, "cuda_call")
 
 
 def _launches_since(facts: Facts, pid: int, time_ns: int) -> int:

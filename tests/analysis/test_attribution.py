@@ -375,6 +375,8 @@ def test_a_hung_kernel(tmp_path: Path, seed: int, has_engine: bool) -> None:
     attribution = check(attribute(service.session(tmp_path / "s", end)))
     assert attribution.verdict.cause == "hang.kernel"
     assert attribution.verdict.confidence >= 0.9
+    evidence = {item.name: item.value for item in attribution.findings[0].evidence}
+    assert evidence["last_launched"] == "kernel 0x3"
     assert attribution.budgets[0].by_state()["hung"] == pytest.approx(8 / 14, abs=0.02)
 
 

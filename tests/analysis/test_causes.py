@@ -29,7 +29,7 @@ def test_slugs_are_unique_sorted_and_fully_declared() -> None:
             item.advice,
         )
         assert all(texts), item.slug
-        assert item.has_analyzer == (item.needs is not None)
+        assert item.is_implemented == (item.needs is not None)
         if item.needs is not None:
             for name in item.needs.tables:
                 schema.table(name)
