@@ -50,9 +50,8 @@ _TEXT_WORDS = frozenset(
 _SHORT_SECRETS = frozenset(("-H", "-u", "-U", "-d", "-b"))
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_ASSIGNMENT = re.compile(
-    r"(?<![\w.])(?P<key>[A-Za-z][\w.\-]*)(?P<mark>[\"']?\s*[:=]\s*[\"']?)(?P<value>[^\s\"',;&}\]]+)"
-)
+_KEY = re.compile(r"(?<![\w.])(?P<key>[A-Za-z][\w.\-]*)[\"']?\s*[:=]\s*[\"']?(?!//)")
+_VALUE = re.compile(r"[^\s\"',;&}\]]+")
 _URL_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.\-]*://)[^/\s]*@")
 _SCHEME_TOKEN = re.compile(r"\b(bearer|basic|digest|negotiate)\s+\S+", re.IGNORECASE)
 _KNOWN_TOKEN = re.compile(
@@ -136,18 +135,23 @@ def _redact_text(text: str) -> str:
     """Text with assignments, credentials and tokens in it hidden."""
     text = _URL_CREDENTIALS.sub(rf"\g<scheme>{MASK}@", text)
     text = _SCHEME_TOKEN.sub(rf"\1 {MASK}", text)
-    text = _ASSIGNMENT.sub(_redact_assignment, text)
+    text = _redact_assignments(text)
     text = _KNOWN_TOKEN.sub(MASK, text)
     text = _HEX.sub(MASK, text)
     return _RUN.sub(lambda match: MASK if _is_random(match[0]) else match[0], text)
 
 
-def _redact_assignment(match: re.Match[str]) -> str:
-    """``key=value`` with the value hidden where the key speaks of a secret or a text."""
-    if match["value"].startswith("//"):
-        return match[0]
-    mask = _mask_of(match["key"])
-    return match[0] if mask is None else f"{match['key']}{match['mark']}{mask}"
+def _redact_assignments(text: str) -> str:
+    """Text in which each ``key=value`` whose key speaks of a secret or a text is hidden."""
+    parts = []
+    at = 0
+    for match in _KEY.finditer(text):
+        mask = _mask_of(match["key"])
+        value = _VALUE.match(text, match.end())
+        if mask is not None and value is not None and match.end() >= at:
+            parts += [text[at : match.end()], mask]
+            at = value.end()
+    return "".join((*parts, text[at:]))
 
 
 def _mask_of(name: str) -> str | None:
@@ -175,11 +179,13 @@ def _is_random(run: str) -> bool:
         return False
     changes = sum(1 for old, new in pairwise(classes) if old != new and old + new != "Aa")
     rate = changes / len(classes)
-    if rate >= 0.25:
+    if rate >= 0.25 or (rate >= 0.1 and "+" in run):
         return True
     longest = max(re.split(r"[+/_=\-]", run), key=len)
-    has_all = any(c.islower() for c in longest) and any(c.isupper() for c in longest)
-    return rate >= 0.15 and len(longest) >= 16 and has_all and any(c.isdigit() for c in longest)
+    if len(longest) < 16:
+        return False
+    share = sum(character.isupper() for character in longest) / len(longest)
+    return rate >= 0.15 or 0.3 <= share <= 0.7
 
 
 def _parse_json(text: str) -> dict[str, Any] | list[Any] | None:
