@@ -21,9 +21,9 @@ What is simulated, in C (``native/core``), for all processes together and on CLO
   ``util_window_ns``, power over one second, energy since the start.
 
 What is not: the contents of device memory (copies from it give zeros), what kernels compute,
-module images (any kernel that is asked for exists), caches, NVLink, MIG, and counters beyond GPM's few. The
-50 µs that a change of context costs are a guess. Nothing runs between two calls: the simulation is
-carried forward by whoever looks at it, so it needs no process of its own.
+module images (any kernel that is asked for exists), caches, NVLink, MIG, and counters beyond
+GPM's few. The 50 µs that a change of context costs are a guess. Nothing runs between two calls: the
+simulation is carried forward by whoever looks at it, so it needs no process of its own.
 """
 
 from __future__ import annotations
