@@ -21,12 +21,14 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("describe", "tracer.commands.describe"),
     ("doctor", "tracer.commands.doctor"),
     ("import", "tracer.commands.import_"),
+    ("kv-budget", "tracer.commands.kv_budget"),
     ("mps", "tracer.commands.mps"),
     ("record", "tracer.commands.record"),
 )
 
 #: Foreseeable errors of the other packages and their exit codes; named so that nothing is imported.
 FOREIGN_ERRORS: dict[str, int] = {
+    "analysis.kv.KvError": 3,
     "analysis.manifest.ManifestError": 3,
     "analysis.timeline.TimelineError": 3,
     "probes.probe.ProbeError": 4,

@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from analysis.schema import ENGINE_SAMPLE, EVENT, Table
 from probes.engine.discover import Listener, find_listeners
 from probes.engine.exposition import ExpositionParser
 from probes.engine.fetch import Fetcher, FetchError, enter_network_of
 from probes.engine.reading import PageReader
+from probes.engine.settings import with_path
 from probes.probe import Batch, ProbeError, SourceReport, make_batch
 
 SECOND_NS = 1_000_000_000
@@ -202,7 +202,7 @@ class EngineProbe:
         self.tables: Sequence[Table] = (ENGINE_SAMPLE, EVENT)
         self.period_ns = min(interval_ns, SECOND_NS // 2)
         self._targets = targets
-        self._urls = [_with_path(url) for url in urls]
+        self._urls = [with_path(url) for url in urls]
         self._interval_ns = interval_ns
         self._deadline_ns = deadline_ns
         self._clock = clock
@@ -384,10 +384,3 @@ def _ask(listener: Listener, deadline_ns: int, clock: Callable[[], int]) -> tupl
         if PageReader(url).read(parsed, page.start_ns, page.duration_ns) is not None:
             return url, True
     return None, is_http
-
-
-def _with_path(url: str) -> str:
-    """A URL with ``/metrics`` when it has only a host; ``http://`` is added when left out."""
-    if "://" not in url:
-        url = f"http://{url}"
-    return url.rstrip("/") + "/metrics" if urlsplit(url).path in ("", "/") else url
