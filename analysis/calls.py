@@ -89,6 +89,35 @@ class _Vocabulary:
         return result
 
 
+class _Columns:
+    """Columns that are filled part by part in place, so that no second copy is made."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._n_rows = max(n_rows, 1)
+        self._arrays: list[npt.NDArray[Any]] = []
+        self._n = 0
+
+    def append(self, *parts: npt.NDArray[Any]) -> None:
+        """Add one part of every column; all of one length."""
+        end = self._n + len(parts[0])
+        if not self._arrays:
+            self._arrays = [np.empty(max(self._n_rows, end), part.dtype) for part in parts]
+        elif end > len(self._arrays[0]):
+            # The recorder wrote on since the rows were counted.
+            self._arrays = [np.resize(array, 2 * end) for array in self._arrays]
+        for array, part in zip(self._arrays, parts, strict=True):
+            array[self._n : end] = part
+        self._n = end
+
+    def finish(self) -> list[Any]:
+        """Return the columns, sorted by the first."""
+        columns: list[Any] = [array[: self._n] for array in self._arrays]
+        if columns and (columns[0][1:] < columns[0][:-1]).any():
+            order = np.argsort(columns[0], kind="stable")
+            columns = [column[order] for column in columns]
+        return columns
+
+
 @dataclass(frozen=True)
 class Calls:
     """Outermost calls sorted by start; one entry of every array is one call.
@@ -161,9 +190,9 @@ class Calls:
         """Which calls wait for a device: syncs and blocking copies."""
         return (self.is_kind("sync") | self.is_blocking_copy) & self.has_return
 
-    def of_thread(self, index: int) -> npt.NDArray[np.intp]:
+    def of_thread(self, index: int) -> npt.NDArray[np.int32]:
         """Return the positions of one thread's calls."""
-        return np.flatnonzero(self.thread == index)
+        return np.flatnonzero(self.thread == index).astype(np.int32)
 
     def of_process(self, pid: int) -> Bools:
         """Return which calls a process made."""
@@ -175,17 +204,20 @@ class Calls:
         """Return the stretches of a process without any call that are longer than this, as
         ``(n, 2)`` ns, and the median of all its pauses between calls, ns (None without any).
         """
-        rows = np.flatnonzero(self.of_process(pid))
-        reach = self.duration[rows]
-        reach += self.start[rows]
+        mask = self.of_process(pid)
+        # Columns of ten million calls are large: no copies where the process made all calls.
+        start = self.start if mask.all() else self.start[mask]
+        reach = (self.duration if mask.all() else self.duration[mask]) + start
         np.maximum.accumulate(reach, out=reach)
-        begin = reach[:-1]
-        length = self.start[rows[1:]] - begin
+        length = start[1:] - reach[:-1]
         at = np.flatnonzero(length > longer_than_ns)
-        found = np.stack((begin[at], begin[at] + length[at]), axis=1)
-        length = length[length > 0]
-        middle = quantiles.median(length)
-        return found, None if middle is None else int(middle)
+        found = np.stack((reach[at], reach[at] + length[at]), axis=1)
+        n_pauses = int((length > 0).sum())
+        if n_pauses == 0:
+            return found, None
+        middle = len(length) - n_pauses + quantiles.rank(n_pauses, 0.5)
+        length.partition(middle)
+        return found, int(length[middle])
 
 
 def load_calls(session: Session) -> Calls | None:
@@ -194,7 +226,9 @@ def load_calls(session: Session) -> Calls | None:
         return None
     threads, functions, streams = _Vocabulary(), _Vocabulary(), _Vocabulary()
 
-    def convert(part: pa.Table) -> tuple[npt.NDArray[Any], ...]:
+    filled = _Columns(0)
+
+    def convert(part: pa.Table) -> None:
         part = part.filter(pc.equal(part["depth"], 0))
         pid = part["pid"].to_numpy().astype(np.int64)
         tid = part["tid"].to_numpy().astype(np.int64)
@@ -205,7 +239,7 @@ def load_calls(session: Session) -> Calls | None:
         first[_is(part["is_first_seen"], True)] = FIRST_SEEN
         first[_is(is_use, False)] = REPEATED
         first[_is(is_use, True)] = FIRST_USE
-        return (
+        filled.append(
             part["start_ns"].to_numpy(),
             pc.fill_null(part["duration_ns"], 0).to_numpy(),
             threads.codes(keys).astype(np.int32),
@@ -218,18 +252,14 @@ def load_calls(session: Session) -> Calls | None:
             part["duration_ns"].is_valid().to_numpy(),
         )
 
-    parts = session.collect("cuda_call", _COLUMNS, convert, keep_dictionaries=True)
-    if not parts:
+    def start_over() -> None:
+        nonlocal filled
+        filled = _Columns(session.n_rows("cuda_call"))
+
+    session.collect("cuda_call", _COLUMNS, convert, keep_dictionaries=True, start_over=start_over)
+    columns = filled.finish()
+    if not columns:
         return None
-    pieces = [list(column) for column in zip(*parts, strict=True)]
-    del parts
-    columns: list[Any] = []
-    while pieces:
-        # One column at a time, so that the pieces of the former are gone.
-        columns.append(np.concatenate(pieces.pop(0)))
-    if len(columns[0]) and (columns[0][1:] < columns[0][:-1]).any():
-        order = np.argsort(columns[0], kind="stable")
-        columns = [column[order] for column in columns]
     return Calls(
         columns[0],
         columns[1],

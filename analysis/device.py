@@ -91,7 +91,7 @@ class Steps:
 
 
 def process_steps(
-    calls: Calls, rows: npt.NDArray[np.intp], absences: Absences | None, end_ns: int
+    calls: Calls, rows: npt.NDArray[np.int32], absences: Absences | None, end_ns: int
 ) -> Steps:
     """Return the steps of one process on one device.
 
@@ -146,7 +146,7 @@ def _at(values: npt.NDArray[Any], index: npt.NDArray[np.intp], beyond: int) -> I
     return result
 
 
-def _work_ends(calls: Calls, sync_rows: npt.NDArray[np.intp], absences: Absences | None) -> Ints:
+def _work_ends(calls: Calls, sync_rows: npt.NDArray[np.int32], absences: Absences | None) -> Ints:
     """When each sync's work ended: where its thread slept until shortly before the return, the
     moment it was woken.
     """
@@ -169,9 +169,9 @@ def _work_ends(calls: Calls, sync_rows: npt.NDArray[np.intp], absences: Absences
 
 def _covering(
     calls: Calls,
-    rows: npt.NDArray[np.intp],
-    sync_rows: npt.NDArray[np.intp],
-    work_rows: npt.NDArray[np.intp],
+    rows: npt.NDArray[np.int32],
+    sync_rows: npt.NDArray[np.int32],
+    work_rows: npt.NDArray[np.int32],
 ) -> Bools:
     """Which syncs leave no work of the process outstanding that was submitted before them."""
     n = len(sync_rows)

@@ -190,7 +190,8 @@ class Facts:
         if pid not in self._steps:
             calls = self.calls
             assert calls is not None
-            rows = np.flatnonzero(calls.of_process(pid) & (calls.start < self.complete_ns))
+            mask = calls.of_process(pid) & (calls.start < self.complete_ns)
+            rows = np.flatnonzero(mask).astype(np.int32)
             self._steps[pid] = process_steps(calls, rows, self.absences, self.complete_ns)
         return self._steps[pid]
 

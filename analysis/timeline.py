@@ -72,6 +72,16 @@ class Session:
             self._segments[name] = _segment_files(self.path / name)
         return self._segments[name]
 
+    def n_rows(self, name: str) -> int:
+        """Return the rows of a table by its segments' footers; damaged segments count as none."""
+        total = 0
+        for path in self.segments(name):
+            try:
+                total += pq.read_metadata(path).num_rows
+            except (OSError, pa.ArrowException):
+                continue
+        return total
+
     def has(self, name: str) -> bool:
         """Return whether a table has at least one segment (it may still hold no row)."""
         return bool(self.segments(name))
@@ -152,15 +162,19 @@ class Session:
         end_ns: int | None = None,
         *,
         keep_dictionaries: bool = False,
+        start_over: Callable[[], object] | None = None,
     ) -> list[_T]:
         """Return ``convert`` of each part of a table (at most a million rows at a time), so that
         a table larger than memory can be reduced on the way.
 
         A column that a segment lacks (older writer) is null. Segments that cannot be read are
         skipped and counted in :attr:`problems`. With ``keep_dictionaries``, text columns are
-        Arrow dictionaries. Starts over when a running recorder compacts segments meanwhile.
+        Arrow dictionaries. Starts over when a running recorder compacts segments meanwhile;
+        ``start_over`` is called before each start.
         """
         for _attempt in range(_ATTEMPTS):
+            if start_over is not None:
+                start_over()
             try:
                 return [
                     convert(part)

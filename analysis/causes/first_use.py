@@ -35,7 +35,7 @@ class _FirstUses:
     """Launches of one process split by first use."""
 
     pid: int
-    launches: npt.NDArray[np.intp]
+    launches: npt.NDArray[np.int32]
     is_first: npt.NDArray[np.bool_]
     is_certain: bool
     repeat_ns: float
@@ -84,7 +84,7 @@ def hypergeometric_tail(n: int, n_marked: int, n_drawn: int, k: int) -> float:
 def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
     is_own = calls.is_kind("launch") & ~calls.is_capture & calls.of_process(pid)
     is_told = (calls.first != NOT_KNOWN) & calls.has_return & (calls.start < facts.complete_ns)
-    launches = np.flatnonzero(is_own & is_told)
+    launches = np.flatnonzero(is_own & is_told).astype(np.int32)
     if len(launches) < 2:
         return None
     first = calls.first[launches]
