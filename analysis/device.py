@@ -40,8 +40,9 @@ class Steps:
             entry where there was none.
         sync_start: Entry of the sync, ns.
         sync_end: Its return, ns.
-        work_end: When the work was done as far as the host can tell, ns: the thread's wake, or
-            the sync's return.
+        work_end: Until when the work certainly went on, ns: the thread's wake or the sync's
+            return; the moment it was preempted if it only came back for the return.
+        idle_start: From when the work was certainly done, ns: the wake, or the return.
         next_launch: Entry of the next submission after the sync's entry, ns; the end of the range
             where there is none.
         n_launches: Plain launches since the previous sync.
@@ -55,6 +56,7 @@ class Steps:
     sync_start: Ints
     sync_end: Ints
     work_end: Ints
+    idle_start: Ints
     next_launch: Ints
     n_launches: Ints
     n_graphs: Ints
@@ -80,7 +82,7 @@ class Steps:
     @property
     def idle(self) -> Ints:
         """Intervals in which the device had no work of this process, one row per step."""
-        begin = np.where(self.is_waiting, self.work_end, self.sync_end)
+        begin = np.where(self.is_waiting, self.idle_start, self.sync_end)
         end = np.where(self.is_covering, np.maximum(self.next_launch, begin), begin)
         return intervals.make(begin, end)
 
@@ -120,13 +122,14 @@ def process_steps(
         total = np.cumsum(calls.is_kind(kind)[work_rows], dtype=np.int32)
         upto = np.where(before > 0, _at(total, before - 1, 0), 0)
         counts.append(np.diff(upto, prepend=0).astype(np.int64))
-    work_end = _work_ends(calls, sync_rows, absences)
-    waited = work_end - sync_start
+    work_end, idle_start = _work_ends(calls, sync_rows, absences)
+    waited = idle_start - sync_start
     return Steps(
         first_launch=first_launch,
         sync_start=sync_start,
         sync_end=sync_end,
         work_end=work_end,
+        idle_start=idle_start,
         next_launch=next_launch,
         n_launches=counts[0],
         n_graphs=counts[1],
@@ -146,25 +149,34 @@ def _at(values: npt.NDArray[Any], index: npt.NDArray[np.intp], beyond: int) -> I
     return result
 
 
-def _work_ends(calls: Calls, sync_rows: npt.NDArray[np.int32], absences: Absences | None) -> Ints:
-    """When each sync's work ended: where its thread slept until shortly before the return, the
-    moment it was woken.
+def _work_ends(
+    calls: Calls, sync_rows: npt.NDArray[np.int32], absences: Absences | None
+) -> tuple[Ints, Ints]:
+    """Until when each sync's work certainly went on, and from when it was certainly done, ns.
+
+    A thread that slept until shortly before the return was woken by the end of the work. One that
+    spun and was preempted until shortly before the return does not know when it ended meanwhile.
     """
-    ends = calls.end[sync_rows].copy()
+    busy_until = calls.end[sync_rows].copy()
+    idle_from = busy_until.copy()
     if absences is None or len(absences) == 0:
-        return ends
+        return busy_until, idle_from
     for thread in np.unique(calls.thread[sync_rows]):
         tid = calls.threads[thread][1]
         own = absences.pick((absences.tid == tid) & absences.has_state)
         if len(own) == 0:
             continue
         mine = np.flatnonzero(calls.thread[sync_rows] == thread)
-        last = np.searchsorted(own.end, ends[mine], side="right") - 1
+        ends = idle_from[mine]
+        last = np.searchsorted(own.end, ends, side="right") - 1
         at = np.maximum(last, 0)
+        is_inside = (last >= 0) & (own.start[at] >= calls.start[sync_rows[mine]])
+        is_late = ends - own.end[at] < WAIT_NS
         is_asleep = own.ready[at] > own.start[at]
-        is_inside = (last >= 0) & is_asleep & (own.start[at] >= calls.start[sync_rows[mine]])
-        ends[mine] = np.where(is_inside, own.ready[at], ends[mine])
-    return ends
+        idle_from[mine] = np.where(is_inside & is_asleep & is_late, own.ready[at], ends)
+        until = np.where(is_asleep, own.ready[at], own.start[at])
+        busy_until[mine] = np.where(is_inside & is_late, until, ends)
+    return busy_until, idle_from
 
 
 def _covering(

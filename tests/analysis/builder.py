@@ -180,6 +180,16 @@ class Service:
             self.absent(start + 4_000, end - 4_000, "sleeping", 6_000)
         self.call("cudaStreamSynchronize", "sync", end - start)
 
+    def preempted_spin(self, device_end: int, extra: int, **task: Any) -> None:
+        """Spin in a sync, be pushed off the CPU before the device is done, and return after."""
+        start = self.now
+        left = max(device_end - extra // 2, start + 1_000)
+        back = max(device_end, left) + extra
+        self.now = left
+        self.preempt(back - left, **task)
+        self.now = start
+        self.call("cudaStreamSynchronize", "sync", back + 5_000 - start)
+
     def run_device(self, length: int) -> int:
         """Queue work on the device now and return when it ends."""
         begin = max(self.now, self.busy[-1][1] if self.busy else 0)

@@ -73,6 +73,18 @@ def test_cpu_delay_names_the_task_that_had_the_cpu(
     assert attribution.findings[0].where.tid == service.pid
 
 
+def test_a_spinning_thread_is_delayed_inside_its_sync(tmp_path: Path) -> None:
+    service = Service(is_sleepy=False)
+    while service.now < service.start + 10 * S:
+        service.compute(service.host)
+        end = service.run_device(8 * MS)
+        service.call("cudaGraphLaunch", "graph_launch", 8_000, kernel=1)
+        service.preempted_spin(end, 5 * MS, pid=4711, name="stress-ng")
+        service.token(4)
+    attribution = check(attribute(service.session(tmp_path / "s")))
+    assert attribution.verdict.cause == "launch.cpu_delay"
+
+
 def test_a_thread_that_only_sleeps_is_not_delayed(tmp_path: Path) -> None:
     service = Service(has_engine=False)
     while service.now < service.start + 10 * S:
