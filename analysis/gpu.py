@@ -116,14 +116,14 @@ class GpuSamples:
     def process_util(self, device: int | None, pid: int) -> Samples | None:
         """Return the SM share in % that the driver ascribes to a process, sample by sample.
 
-        The driver names only processes that were active: where it names some at all, a process
+        The driver names only processes that were active: at a sample that names some, a process
         that it does not name had 0.
         """
         rows = self.processes
         if device is not None:
             rows = rows[rows["device"] == device]
-        if not rows["sm_util_pct"].notna().any():
-            return None
+        told = rows.loc[rows["sm_util_pct"].notna(), "time_ns"].unique()
+        rows = rows[rows["time_ns"].isin(told)]
         rows = rows[rows["pid"] == pid].fillna({"sm_util_pct": 0.0})
         if rows.empty:
             return None

@@ -7,6 +7,7 @@ from analysis.causes.declaration import Cause, Needs
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.gpu import MPS_SERVER
+from analysis.mps_audit import why_outside
 
 OUTSIDE_MPS = "contention.outside_mps"
 
@@ -47,6 +48,7 @@ def find_outside_mps(facts: Facts) -> Finding:
                 )
             )
             continue
+        audit = why_outside(facts.session, int(row["pid"]), device)
         finding.status = Status.FOUND
         finding.confidence = 0.9 * facts.trust("nvml")
         finding.lost_ns, finding.lost_share = contention.lost_ns, contention.lost_share
@@ -56,6 +58,10 @@ def find_outside_mps(facts: Facts) -> Finding:
             f"(pid {finding.where.pid}) is not in it: it takes turns with the others instead of "
             "running beside them."
         )
+        if audit is not None and audit.has_daemon:
+            finding.evidence.append(audit.evidence())
+            finding.summary = f"{finding.summary} {audit.detail}".rstrip()
+            finding.advice = audit.mend
         return finding
     return finding
 
@@ -78,7 +84,7 @@ CAUSES = (
         "Sharing through MPS.",
         "Record NVML's process lists: tracer record --pid PID.",
         "Mount the MPS pipe directory and share the IPC namespace and uid, then restart it.",
-        Needs(("cuda_call", "gpu_process"), optional=("gpu_sample",)),
+        Needs(("cuda_call", "gpu_process"), optional=("gpu_sample", "mps_client")),
         find_outside_mps,
     ),
 )
