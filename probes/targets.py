@@ -241,7 +241,12 @@ class TargetTree:
         return is_new
 
     def _image(self, stat: proc.ProcessStat) -> tuple[object, ...] | None:
-        """What differs between two programs that a process ran; None when it cannot be seen."""
+        """What differs between two programs that a process ran.
+
+        None when it cannot be seen: without the right to, or in the middle of an exec.
+        """
+        if stat.start_code <= 1:
+            return None
         try:
             executable = str((self._root / str(stat.pid) / "exe").readlink())
         except OSError:
