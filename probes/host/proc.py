@@ -42,8 +42,8 @@ _CONTAINER_LXC = re.compile(r"/lxc(?:\.payload)?[./]([\w.\-]+)")
 class ProcessStat:
     """``/proc/PID/stat`` (or a task's): times in ns, ``start_ticks`` in ticks of CLOCK_BOOTTIME.
 
-    ``start_code`` and ``start_stack`` are addresses of the image; 0 or 1 where they are hidden or not
-    set yet (in the middle of an exec).
+    ``start_code`` and ``start_stack`` are addresses of the image; 0 or 1 where they are hidden or
+    not set yet (in the middle of an exec).
     """
 
     pid: int
