@@ -593,7 +593,11 @@ REQUEST = Table(
     (
         _START,
         _time("duration_ns", "Until the last token or the error.", nullable=True),
-        _text("source", "canary or the imported log's format."),
+        _text(
+            "source",
+            "canary, canary_control (the endpoint it is compared with) or the imported log's "
+            "format.",
+        ),
         _text("endpoint", "Where it was sent.", True),
         _time("queue_ns", "Waiting before the first step.", nullable=True),
         _time("ttft_ns", "Time to first token.", nullable=True),

@@ -16,6 +16,15 @@ from probes.targets import TargetTree
 
 
 @dataclass(frozen=True)
+class CanaryOptions:
+    """Where the canary asks: a service, its model, and an endpoint to compare with (or None)."""
+
+    url: str
+    model: str
+    against: str | None = None
+
+
+@dataclass(frozen=True)
 class ProbeOptions:
     """What probes need to know about a recording.
 
@@ -24,12 +33,22 @@ class ProbeOptions:
         anchors: Maps wall-clock times to monotonic.
         engine_urls: Metrics pages; empty to look for them among the target's ports.
         contexts: Where the probe of NVML leaves its lists for others.
+        canary: What the canary asks; None for no canary.
     """
 
     tree: TargetTree
     anchors: ClockAnchors
     engine_urls: tuple[str, ...] = ()
     contexts: ContextBoard = field(default_factory=ContextBoard)
+    canary: CanaryOptions | None = None
+
+
+def _canary(options: ProbeOptions) -> Probe | None:
+    if options.canary is None:
+        return None
+    from probes.engine.canary import CanaryProbe
+
+    return CanaryProbe(options.canary.url, options.canary.model, options.canary.against)
 
 
 def _engine(options: ProbeOptions) -> Probe:
@@ -76,8 +95,9 @@ def _thread(options: ProbeOptions) -> Probe:
     return ThreadProbe(options.tree)
 
 
-#: Name and builder of every probe. Keep this list sorted.
-PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe]], ...] = (
+#: Name and builder of every probe; None is built where nothing asks for it. Keep it sorted.
+PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe | None]], ...] = (
+    ("canary", _canary),
     ("engine", _engine),
     ("host", _host),
     ("kernel_log", _kernel_log),
@@ -95,7 +115,8 @@ def build_probes(options: ProbeOptions, tables: Collection[str] | None = None) -
         options: What they need to know.
         tables: Only those that deliver at least one of these tables; None for all.
     """
-    probes = [build(options) for _, build in PROBES]
+    built = [build(options) for _, build in PROBES]
+    probes = [probe for probe in built if probe is not None]
     if tables is None:
         return probes
     return [probe for probe in probes if {table.name for table in probe.tables} & set(tables)]

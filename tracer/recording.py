@@ -13,7 +13,7 @@ import click
 
 from analysis.manifest import Manifest, Source
 from probes.clocks import ClockAnchors
-from probes.registry import ProbeOptions, build_probes
+from probes.registry import CanaryOptions, ProbeOptions, build_probes
 from probes.targets import TargetTree
 from tracer import __version__
 from tracer.commands.parameters import SESSION_SUFFIX
@@ -43,6 +43,7 @@ class RecordOptions:
         output: Session directory, None for a name made of the target and the time.
         duration_ns: Longest recording in ns, None for no limit.
         engine_urls: Metrics pages of the engine.
+        canary: Small requests to a service; None for none.
         causes: Record only what these causes need; empty for everything.
         force: Replace an existing session.
         on_ready: Called once every probe is in place.
@@ -53,6 +54,7 @@ class RecordOptions:
     output: Path | None = None
     duration_ns: int | None = None
     engine_urls: tuple[str, ...] = ()
+    canary: CanaryOptions | None = None
     causes: tuple[str, ...] = ()
     force: bool = False
     on_ready: Callable[[], None] | None = None
@@ -67,10 +69,13 @@ def record(options: RecordOptions) -> int:
         SessionError: the session cannot be made, or could not be written in full.
     """
     tables = _tables_for(options.causes)
+    if tables is not None and options.canary is not None:
+        tables.add("request")
     tree = _open_tree(options.pids)
     path = options.output or _default_path(tree, options.pids[0])
     anchors = ClockAnchors()
-    probes = build_probes(ProbeOptions(tree, anchors, options.engine_urls), tables)
+    asked = ProbeOptions(tree, anchors, options.engine_urls, canary=options.canary)
+    probes = build_probes(asked, tables)
     writer = SessionWriter(path, Manifest(tool_version=__version__), force=options.force)
     display = _Display(options.is_terminal)
     try:

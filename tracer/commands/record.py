@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     help="Metrics page of the engine; by default looked for among the target's ports.",
 )
 @click.option(
+    "--canary",
+    metavar="URL",
+    help="Send a small completion here every few seconds and time it (OpenAI-compatible).",
+)
+@click.option("--model", metavar="M", help="Model that the canary asks for.")
+@click.option("--against", metavar="URL2", help="Control endpoint to compare the canary with.")
+@click.option(
     "--for",
     "causes",
     multiple=True,
@@ -48,6 +55,9 @@ def command(
     duration_ns: int | None,
     output: Path | None,
     engine_urls: tuple[str, ...],
+    canary: str | None,
+    model: str | None,
+    against: str | None,
     causes: tuple[str, ...],
     force: bool,
     arguments: tuple[str, ...],
@@ -65,7 +75,10 @@ def command(
         raise UsageError(
             "give either --pid P or -- COMMAND to say what to record, e.g. tracer record --pid 4242"
         )
+    if (canary is None) != (model is None) or (against is not None and canary is None):
+        raise UsageError("the canary needs both --canary URL and --model M; give both or neither")
     launched = _launch(arguments) if arguments else None
+    from probes.registry import CanaryOptions
     from tracer.recording import RecordOptions, record
 
     try:
@@ -75,6 +88,7 @@ def command(
                 output=output,
                 duration_ns=duration_ns,
                 engine_urls=engine_urls,
+                canary=CanaryOptions(canary, model, against) if canary and model else None,
                 causes=causes,
                 force=force,
                 on_ready=None if launched is None else launched.release,
