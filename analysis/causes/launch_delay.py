@@ -158,21 +158,26 @@ def find_cpu_delay(facts: Facts) -> Finding:
         )
         finding.settled_by = "host_sample of the target's cgroup"
         return finding
-    pid, _tid, name, ns = held[0]
+    pid, _tid, name, _ns = held[0]
+    # Several processes of one name (a pool of workers) are one culprit to the reader.
+    alike = [item for item in held if item[2] == name]
+    taken = sum(item[3] for item in alike) / max(in_all, 1)
+    others = f" and {len(alike) - 1} more of that name" if len(alike) > 1 else ""
+    culprit = f"{name} (pid {pid}{others})"
     finding.status, finding.confidence = Status.FOUND, confidence
-    finding.evidence.append(Evidence("cpu_taken_by", f"{name} (pid {pid})", "", None, "offcpu"))
-    finding.evidence.append(
-        Evidence("cpu_taken_by_share", round(100 * ns / max(in_all, 1), 1), "%", None, "offcpu")
-    )
+    finding.evidence += [
+        Evidence("cpu_taken_by", culprit, "", None, "offcpu"),
+        Evidence("cpu_taken_by_share", round(100 * taken, 1), "%", None, "offcpu"),
+    ]
     own = f"process {launcher.pid}"
     finding.summary = (
         f"The thread {launcher.tid} of {own} that feeds the device was ready to run but waited "
         f"for a CPU for {severity.lost_ns / 1e9:.2f} s ({100 * severity.share:.0f} % of the time "
-        f"with demand); {name} (pid {pid}) held the CPU."
+        f"with demand); {culprit} held the CPU."
     )
     finding.excluded.extend(_other_launch_causes(worst))
     finding.advice = (
-        f"Move {name} (pid {pid}) off the CPUs of the launching thread, or give the launching "
+        f"Move {culprit} off the CPUs of the launching thread, or give the launching "
         "thread CPUs of its own (cpuset, taskset) or a higher weight."
     )
     return finding
