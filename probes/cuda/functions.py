@@ -365,6 +365,7 @@ _MODULES = (
         "cuLibraryGetModule",
         "cuLinkComplete",
     ),
+    Function("__cudaGetKernel", "module", "_ kernel"),
     Function("cudaGetKernel", "module", "_ kernel"),
     Function("cudaGetFuncBySymbol", "module", "_ kernel"),
     Function("cuKernelGetFunction", "module", "_ kernel"),

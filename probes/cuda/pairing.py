@@ -1,0 +1,394 @@
+"""Entry and return records of traced calls, paired in bulk.
+
+Each record carries its thread, a sequence number without gaps per thread, and its depth: how many
+traced calls enclose it, which the kernel side knows from stack pointers. A call is open until a
+record of its thread with the same or a lower depth comes. That record is its return, or proves
+that the return was missed (lost, longjmp, exec). Missing sequence numbers prove lost records.
+
+A record that waits behind a missing number is held until the rings have been read again: the two
+rings are read one after the other, so the missing record may only be late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.schema import CALL_ENTRY, CALL_RETURN
+from probes.cuda.program import DEPTH_MASK, NO_ENTRY
+
+ENTRY_DTYPE = CALL_ENTRY.numpy_dtype()
+RETURN_DTYPE = CALL_RETURN.numpy_dtype()
+
+_I64 = npt.NDArray[np.int64]
+_Bool = npt.NDArray[np.bool_]
+_Records = npt.NDArray[np.void]
+
+#: Depth that lies above every real one.
+_NO_DEPTH = 1 << 15
+
+
+@dataclass
+class _Thread:
+    """Last accepted sequence number of a thread, and the last one held behind a gap."""
+
+    sequence: int = 0
+    held_until: int = 0
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls in no particular order; arrays of equal length.
+
+    Attributes:
+        entries: Entry records.
+        call_id: Number of each call; larger is later entered.
+        parent_id: Number of the enclosing call, -1 when there is none or it is not known.
+        depth: Enclosing calls.
+        end_ns: Time of the return; -1 when it was not seen.
+        result: Return value; without meaning when the return was not seen.
+    """
+
+    entries: _Records
+    call_id: _I64
+    parent_id: _I64
+    depth: _I64
+    end_ns: _I64
+    result: _I64
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def has_return(self) -> _Bool:
+        """Whether the return was seen."""
+        return self.end_ns >= 0
+
+
+@dataclass(frozen=True)
+class OpenCalls:
+    """Calls entered and not returned; arrays of equal length.
+
+    Attributes:
+        entries: Entry records.
+        call_id: Number of each call.
+        depth: Enclosing calls.
+        is_doubtful: Records of the thread were lost since the call was entered.
+    """
+
+    entries: _Records
+    call_id: _I64
+    depth: _I64
+    is_doubtful: _Bool
+
+
+class Pairing:
+    """Pairs the records of any number of threads over consecutive batches.
+
+    Args:
+        is_entry_only: There are no return probes: each call is closed at once, without a return.
+
+    Attributes:
+        n_gap_records: Records that are missing in the sequence of their thread.
+        n_return_missed: Calls that were closed without their return.
+        n_foreign_returns: Returns of calls entered before the recording saw their thread.
+    """
+
+    def __init__(self, is_entry_only: bool = False) -> None:
+        self._is_entry_only = is_entry_only
+        self._threads: dict[int, _Thread] = {}
+        self._next_id = 1
+        self._open = np.empty(0, ENTRY_DTYPE)
+        self._open_id = np.empty(0, np.int64)
+        self._open_parent = np.empty(0, np.int64)
+        self._open_doubtful = np.empty(0, np.bool_)
+        self._held_entries = np.empty(0, ENTRY_DTYPE)
+        self._held_returns = np.empty(0, RETURN_DTYPE)
+        self.n_gap_records = 0
+        self.n_return_missed = 0
+        self.n_foreign_returns = 0
+        #: Records missing by (pid_tgid) since the last call of :meth:`take_gaps`.
+        self._gaps: dict[int, int] = {}
+
+    def feed(self, entries: _Records, returns: _Records, *, is_complete: bool) -> Calls:
+        """Return the calls that the new records close.
+
+        Args:
+            entries: New entry records, oldest first.
+            returns: New return records, oldest first.
+            is_complete: Both rings were read up to all that was reserved; otherwise a missing
+                record may still come, and nothing is declared lost.
+        """
+        if self._held_entries.size:
+            entries = np.concatenate((self._held_entries, entries))
+        if self._held_returns.size:
+            returns = np.concatenate((self._held_returns, returns))
+        n_open, n_new = len(self._open), len(entries)
+        if not n_new and not len(returns):
+            return _no_calls()
+        all_entries = np.concatenate((self._open, entries)) if n_open else entries
+        n_entries = n_open + n_new
+        pid_tgid = np.concatenate((all_entries["pid_tgid"], returns["pid_tgid"]))
+        keys, thread = _index_threads(pid_tgid)
+        threads = [self._threads.setdefault(int(key), _Thread()) for key in keys]
+        last = np.array([state.sequence for state in threads], np.int64)
+        raw = np.concatenate((all_entries["sequence"], returns["sequence"]))
+        before = last[thread]
+        sequence = before + (raw - before.astype(np.uint32)).view(np.int32)
+        # A thread id used again begins anew at 1.
+        restarted = (sequence <= before) & (raw < (1 << 30))
+        restarted[:n_open] = False
+        if restarted.any():
+            sequence[restarted] = raw[restarted] + before[restarted]
+        order = np.argsort(
+            (thread.astype(np.int64) << 48) + (sequence & ((1 << 48) - 1)), kind="stable"
+        )
+        thread, sequence = thread[order], sequence[order]
+        is_carried = order < n_open
+        gap = _gaps(thread, sequence, last, is_carried)
+        held = np.zeros(len(order), np.bool_)
+        if gap.any():
+            held = self._hold(threads, thread, sequence, gap, is_complete)
+        self._keep_held(order, held, n_open, n_entries, all_entries, returns)
+        if held.any():
+            keep = ~held
+            order, thread, sequence = order[keep], thread[keep], sequence[keep]
+            gap, is_carried = gap[keep], is_carried[keep]
+        self._note_progress(keys, threads, thread, sequence, gap)
+        return self._match(all_entries, returns, order, thread, gap, is_carried)
+
+    def _hold(
+        self,
+        threads: list[_Thread],
+        thread: _I64,
+        sequence: _I64,
+        gap: _I64,
+        is_complete: bool,
+    ) -> _Bool:
+        """Which records wait because a record before them may still come."""
+        until = np.array([state.held_until for state in threads], np.int64)
+        is_late = (gap > 0) & ((sequence > until[thread]) | (not is_complete))
+        counts = np.cumsum(is_late)
+        first = np.flatnonzero(np.diff(thread, prepend=-1))
+        base = (counts - is_late)[first]
+        lengths = np.diff(np.append(first, len(thread)))
+        held: _Bool = counts - np.repeat(base, lengths) > 0
+        for index in np.unique(thread[held]):
+            mine = sequence[held & (thread == index)]
+            threads[int(index)].held_until = int(mine.max())
+        return held
+
+    def _keep_held(
+        self,
+        order: _I64,
+        held: _Bool,
+        n_open: int,
+        n_entries: int,
+        entries: _Records,
+        returns: _Records,
+    ) -> None:
+        """Keep the held records for the next batch."""
+        waiting = np.sort(order[held])
+        self._held_entries = entries[waiting[(waiting >= n_open) & (waiting < n_entries)]]
+        self._held_returns = returns[waiting[waiting >= n_entries] - n_entries]
+
+    def _note_progress(
+        self,
+        keys: npt.NDArray[np.uint64],
+        threads: list[_Thread],
+        thread: _I64,
+        sequence: _I64,
+        gap: _I64,
+    ) -> None:
+        """Remember the last sequence number of each thread, and count what is missing."""
+        ends = np.flatnonzero(np.diff(thread, append=-1))
+        for position in ends:
+            state = threads[int(thread[position])]
+            state.sequence = max(state.sequence, int(sequence[position]))
+        for position in np.flatnonzero(gap):
+            key = int(keys[thread[position]])
+            self._gaps[key] = self._gaps.get(key, 0) + int(gap[position])
+        self.n_gap_records += int(gap.sum())
+
+    def _match(
+        self,
+        entries: _Records,
+        returns: _Records,
+        order: _I64,
+        thread: _I64,
+        gap: _I64,
+        is_carried: _Bool,
+    ) -> Calls:
+        n_entries = len(entries)
+        n = len(order)
+        is_entry = order < n_entries
+        raw_depth = np.concatenate((entries["depth"], returns["depth"]))[order]
+        function = np.concatenate((entries["function"], returns["function"]))[order]
+        depth = (raw_depth & DEPTH_MASK).astype(np.int64)
+        is_foreign = ~is_entry & ((raw_depth & NO_ENTRY) != 0)
+        self.n_foreign_returns += int(is_foreign.sum())
+        # Numbers: carried calls have theirs; new ones get them in the order of the ring.
+        n_open = len(self._open)
+        identifiers = np.empty(n_entries, np.int64)
+        identifiers[:n_open] = self._open_id
+        taken = np.zeros(n_entries, np.bool_)
+        taken[order[is_entry]] = True
+        fresh = np.flatnonzero(taken[n_open:]) + n_open
+        identifiers[fresh] = self._next_id + np.arange(len(fresh))
+        self._next_id += len(fresh)
+        call_id = np.full(n, -1, np.int64)
+        call_id[is_entry] = identifiers[order[is_entry]]
+        losses = np.cumsum(gap > 0)
+        # Entries of one thread and depth are each followed by their return.
+        group = thread * 16 + np.minimum(depth, 15)
+        small = group.astype(np.uint16 if group.max(initial=0) < 65536 else np.uint32)
+        grouped = np.argsort(small, kind="stable")
+        first, second = grouped[:-1], grouped[1:]
+        is_pair = (
+            (small[first] == small[second])
+            & is_entry[first]
+            & ~is_entry[second]
+            & ~is_foreign[second]
+            & (function[first] == function[second])
+        )
+        opened, closed = first[is_pair], second[is_pair]
+        is_sure = losses[opened] == losses[closed]
+        doubtful = np.zeros(n, np.bool_)
+        carried = np.flatnonzero(is_carried)
+        doubtful[carried] = self._open_doubtful[order[carried]]
+        is_sure &= ~doubtful[opened]
+        opened, closed = opened[is_sure], closed[is_sure]
+        end_ns = np.full(n, -1, np.int64)
+        result = np.zeros(n, np.int64)
+        partner = order[closed] - n_entries
+        end_ns[opened] = returns["time_ns"][partner].astype(np.int64)
+        result[opened] = returns["result"][partner]
+        is_closed = is_entry & (_later_depth(thread, depth) <= depth)
+        if self._is_entry_only:
+            is_closed = is_entry
+        else:
+            self.n_return_missed += int((is_closed & (end_ns < 0)).sum())
+        parent = _parents(thread, depth, is_entry, call_id)
+        parent[carried] = self._open_parent[order[carried]]
+        stays = np.flatnonzero(is_entry & ~is_closed)
+        ends = np.flatnonzero(np.diff(thread, append=-1))
+        total = np.zeros(int(thread.max(initial=0)) + 1, np.int64)
+        total[thread[ends]] = losses[ends]
+        self._open = entries[order[stays]]
+        self._open_id = call_id[stays]
+        self._open_parent = parent[stays]
+        self._open_doubtful = doubtful[stays] | (losses[stays] < total[thread[stays]])
+        done = np.flatnonzero(is_closed)
+        return Calls(
+            entries[order[done]],
+            call_id[done],
+            parent[done],
+            depth[done],
+            end_ns[done],
+            result[done],
+        )
+
+    def open_calls(self) -> OpenCalls:
+        """Return the calls that are open now."""
+        depth = (self._open["depth"] & DEPTH_MASK).astype(np.int64)
+        has_held = np.isin(
+            self._open["pid_tgid"],
+            np.concatenate((self._held_entries["pid_tgid"], self._held_returns["pid_tgid"])),
+        )
+        return OpenCalls(self._open, self._open_id, depth, self._open_doubtful | has_held)
+
+    def take_gaps(self) -> dict[int, int]:
+        """Return the missing records by ``pid_tgid`` since the last time this was asked."""
+        gaps, self._gaps = self._gaps, {}
+        return gaps
+
+    def end_threads(self, pid_tgids: Iterable[int]) -> Calls:
+        """Forget threads that ended; return the calls they ended in, without a return."""
+        gone = [key for key in pid_tgids if self._threads.pop(key, None) is not None]
+        if not gone:
+            return _no_calls()
+        is_gone = np.isin(self._open["pid_tgid"], np.array(gone, np.uint64))
+        for name in ("_held_entries", "_held_returns"):
+            held = getattr(self, name)
+            setattr(self, name, held[~np.isin(held["pid_tgid"], np.array(gone, np.uint64))])
+        entries = self._open[is_gone]
+        calls = Calls(
+            entries,
+            self._open_id[is_gone],
+            self._open_parent[is_gone],
+            (entries["depth"] & DEPTH_MASK).astype(np.int64),
+            np.full(len(entries), -1, np.int64),
+            np.zeros(len(entries), np.int64),
+        )
+        self._open = self._open[~is_gone]
+        self._open_id = self._open_id[~is_gone]
+        self._open_parent = self._open_parent[~is_gone]
+        self._open_doubtful = self._open_doubtful[~is_gone]
+        return calls
+
+    def threads_of(self, pid: int) -> list[int]:
+        """Return the ``pid_tgid`` of every thread of a process that made a call."""
+        return [key for key in self._threads if key >> 32 == pid]
+
+
+def _no_calls() -> Calls:
+    nothing = np.empty(0, np.int64)
+    return Calls(np.empty(0, ENTRY_DTYPE), nothing, nothing, nothing, nothing, nothing)
+
+
+def _index_threads(pid_tgid: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], _I64]:
+    """Distinct threads, and the index of each record's thread among them."""
+    starts = np.flatnonzero(np.diff(pid_tgid, prepend=~pid_tgid[:1]))
+    keys, of_run = np.unique(pid_tgid[starts], return_inverse=True)
+    lengths = np.diff(np.append(starts, len(pid_tgid)))
+    return keys, np.repeat(of_run.astype(np.int64), lengths)
+
+
+def _gaps(thread: _I64, sequence: _I64, last: _I64, is_carried: _Bool) -> _I64:
+    """Missing records before each record of sorted threads; 0 before carried ones."""
+    previous = np.empty_like(sequence)
+    previous[1:] = sequence[:-1]
+    is_first = np.diff(thread, prepend=-1) != 0
+    previous[is_first] = 0
+    # Carried calls are older than the last accepted record.
+    previous = np.maximum(previous, last[thread])
+    gap = sequence - previous - 1
+    gap[is_carried] = 0
+    return np.maximum(gap, 0)
+
+
+def _later_depth(thread: _I64, depth: _I64) -> _I64:
+    """Lowest depth among the later records of the same thread; large when there are none."""
+    n = len(depth)
+    lowest = np.full(n, _NO_DEPTH, np.int64)
+    if n > 1:
+        value = depth + thread * _NO_DEPTH
+        running = np.minimum.accumulate(value[::-1])[::-1]
+        lowest[:-1] = running[1:] - thread[:-1] * _NO_DEPTH
+    return lowest
+
+
+def _parents(thread: _I64, depth: _I64, is_entry: _Bool, call_id: _I64) -> _I64:
+    """Number of the call that encloses each entry, -1 when there is none or it was lost."""
+    n = len(depth)
+    parent = np.full(n, -1, np.int64)
+    if not n:
+        return parent
+    position = np.arange(n)
+    for level in range(1, int(depth.max()) + 1):
+        nested = np.flatnonzero(is_entry & (depth == level))
+        if not nested.size:
+            continue
+        lower = np.maximum.accumulate(np.where(depth < level, position, -1))
+        candidate = lower[nested]
+        is_known = (
+            (candidate >= 0)
+            & (thread[candidate] == thread[nested])
+            & is_entry[candidate]
+            & (depth[candidate] == level - 1)
+        )
+        parent[nested[is_known]] = call_id[candidate[is_known]]
+    return parent

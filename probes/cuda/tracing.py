@@ -1,0 +1,150 @@
+"""The BPF side of a recording: loaded programs, rings, the set of targets, counters of losses.
+
+Shared by the probes of calls and of off-CPU intervals, which are one BPF module.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.schema import CALL_ENTRY, CALL_RETURN, OFFCPU_RECORD, PROCESS_RECORD
+from probes import attach, bpf, syscalls
+from probes.cuda import program
+from probes.ring import Ring
+
+#: Sizes of the rings: at 500,000 calls/s the first two fill in a third of a second.
+ENTRY_BYTES = 16 << 20
+RETURN_BYTES = 8 << 20
+SIDE_BYTES = 1 << 20
+
+_TRACEPOINTS = {
+    "process_fork": "task/task_newtask",
+    "process_exec": "sched/sched_process_exec",
+    "process_exit": "sched/sched_process_exit",
+    "scheduler_switch": "sched/sched_switch",
+    "scheduler_waking": "sched/sched_waking",
+}
+PROCESS_PROGRAMS = ("process_fork", "process_exec", "process_exit")
+SCHEDULER_PROGRAMS = ("scheduler_switch", "scheduler_waking")
+
+#: Counters of the BPF side, by their index there.
+COUNTERS = ("slot_collision", "too_deep", "process_lost", "offcpu_lost", "targets_full")
+_MAPS = (
+    "targets",
+    "described",
+    "entries",
+    "returns",
+    "processes",
+    "offcpu",
+    "counters",
+    "lost_entries",
+    "lost_returns",
+)
+
+
+class Tracing:
+    """One loaded BPF module with its rings open.
+
+    Args:
+        is_multi: Use ``uprobe_multi`` links; None to use them where the kernel has them.
+        entry_bytes: Size of the ring of entries.
+        return_bytes: Size of the ring of returns.
+        side_bytes: Size of the rings of processes and off-CPU intervals.
+
+    Raises:
+        ProbeError: the programs cannot be loaded on this machine.
+    """
+
+    def __init__(
+        self,
+        is_multi: bool | None = None,
+        entry_bytes: int = ENTRY_BYTES,
+        return_bytes: int = RETURN_BYTES,
+        side_bytes: int = SIDE_BYTES,
+    ) -> None:
+        self.is_multi = attach.has_uprobe_multi() if is_multi is None else is_multi
+        kind = "uprobe_multi" if self.is_multi else "kprobe"
+        requests = [bpf.ProgramRequest(name, kind) for name in program.program_names()]
+        requests += [bpf.ProgramRequest(name, "tracepoint") for name in _TRACEPOINTS]
+        self._module = bpf.load(
+            program.source_text(entry_bytes, return_bytes, side_bytes),
+            requests,
+            _MAPS,
+            sorted(set(_TRACEPOINTS.values())),
+        )
+        maps = self._module.maps
+        for index, value in program.descriptions().items():
+            syscalls.map_update(maps["described"], struct.pack("<I", index), value)
+        self.entries = Ring(maps["entries"], entry_bytes, CALL_ENTRY.numpy_dtype())
+        self.returns = Ring(maps["returns"], return_bytes, CALL_RETURN.numpy_dtype())
+        self.processes = Ring(maps["processes"], side_bytes, PROCESS_RECORD.numpy_dtype())
+        self.offcpu = Ring(maps["offcpu"], side_bytes, OFFCPU_RECORD.numpy_dtype())
+        self.attacher = attach.Attacher(
+            self._module.programs, program.RETURN_PROGRAM, self.is_multi
+        )
+        self._events: list[int] = []
+        self._n_cpus = syscalls.possible_cpus()
+
+    def watch(self, programs: Iterable[str]) -> list[int]:
+        """Attach programs to their tracepoints; closing the returned descriptors detaches them."""
+        events = [
+            syscalls.attach_tracepoint(
+                self._module.programs[name], self._module.tracepoints[_TRACEPOINTS[name]]
+            )
+            for name in programs
+        ]
+        self._events.extend(events)
+        return events
+
+    def unwatch(self) -> None:
+        """Detach every program from its tracepoint."""
+        while self._events:
+            os.close(self._events.pop())
+
+    def add_target(self, pid: int) -> None:
+        """Record this process from now on."""
+        syscalls.map_update(
+            self._module.maps["targets"], struct.pack("<I", pid), struct.pack("<Q", 0)
+        )
+
+    def remove_target(self, pid: int) -> None:
+        """Record no new thread of this process any more."""
+        syscalls.map_delete(self._module.maps["targets"], struct.pack("<I", pid))
+
+    def target_pids(self) -> set[int]:
+        """Return the processes that the kernel side records."""
+        keys = syscalls.map_keys(self._module.maps["targets"], 4)
+        return {int.from_bytes(key, "little") for key in keys}
+
+    def counters(self) -> dict[str, int]:
+        """Return what the kernel side counted since the start, by name."""
+        return {
+            name: int(self._per_cpu("counters", index).sum()) for index, name in enumerate(COUNTERS)
+        }
+
+    def lost(self, kind: str, symbols: Iterable[int]) -> dict[int, int]:
+        """Return the records that found the ring full since the start, by symbol; zeros left out.
+
+        Args:
+            kind: ``entries`` or ``returns``.
+            symbols: Numbers of the symbols to ask for.
+        """
+        counts = {index: int(self._per_cpu(f"lost_{kind}", index).sum()) for index in symbols}
+        return {index: count for index, count in counts.items() if count}
+
+    def _per_cpu(self, name: str, index: int) -> npt.NDArray[np.uint64]:
+        key = struct.pack("<I", index)
+        value = syscalls.map_lookup(self._module.maps[name], key, 8 * self._n_cpus)
+        return np.frombuffer(value or b"", np.uint64)
+
+    def close(self) -> None:
+        """Detach the tracepoints and free rings, maps and programs."""
+        self.unwatch()
+        for ring in (self.entries, self.returns, self.processes, self.offcpu):
+            ring.close()
+        self._module.close()
