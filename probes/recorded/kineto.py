@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from probes.probe import Batch
+from probes.recorded.devices import DeviceIndex
 from probes.recorded.json_events import GZIP_MAGIC, EventStream
 from probes.recorded.kineto_rows import parse_block
-from probes.recorded.kineto_tables import DeviceIndex, TraceTables
+from probes.recorded.kineto_tables import add_events
 from probes.recorded.recording import Problems, RecordingError
+from probes.recorded.trace_tables import TraceTables
 
 #: Python functions are kept up to this size of the unpacked trace: deep stacks would be most rows.
 _PYTHON_MAX_BYTES = 16 << 20
@@ -115,7 +117,7 @@ class KinetoRecording:
         rank = self._rank_before(path)
         for block in stream:
             for rows in parse_block(block, stream.categories, keep_python, self.problems):
-                tables.add(rows, shift_ns)
+                add_events(tables, rows, shift_ns, self.problems)
             if tables.n_held > _HELD_ROWS:
                 yield from self._flush(tables, stream, rank)
         known = stream.header.get("distributedInfo")
@@ -124,6 +126,7 @@ class KinetoRecording:
         self._note_header(stream.header)
         yield from self._flush(tables, stream, rank)
         self._ranks.append(rank)
+        self._devices.next_file()
 
     def _rank_before(self, path: Path) -> int | None:
         """Rank of a file of a folder, by its first bytes, else by its name."""
