@@ -45,8 +45,7 @@ ROOTS = {
         "queue.retry_storm",
     },
     "contention.outside_mps": {"contention.cross_process"},
-    "launch.cgroup_throttle": {"launch.cpu_delay", "launch.host_bound"},
-    "launch.cpu_delay": {"launch.host_bound"},
+    "launch.cgroup_throttle": {"launch.cpu_delay"},
     "launch.first_use": {"launch.host_bound"},
 }
 

@@ -38,7 +38,11 @@ def find_hang(facts: Facts) -> Finding:
         if row["kind"] in _WAITS and not row["is_doubtful"] and _is_still_open(facts, row)
     ]
     if opened:
-        return _with_open_call(facts, min(opened, key=lambda row: int(row["start_ns"])))
+        found = _with_open_call(facts, min(opened, key=lambda row: int(row["start_ns"])))
+        if found.status is not Status.NOT_FOUND:
+            return found
+        before = _late_attach(facts)
+        return before if before.status is Status.FOUND else found
     doubtful = [row for row in facts.open_calls if row["is_doubtful"]]
     finding = _late_attach(facts)
     if doubtful and finding.status is not Status.FOUND:

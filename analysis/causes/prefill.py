@@ -124,6 +124,8 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
     reference = good.value
     prompt = np.where(is_known, tokens.prompt, 0.0)
     quiet = is_batch & (tokens.generated >= GOOD_QUANTILE * reference)
+    if reference <= 0 and prompt.sum() <= 0:
+        return finding
     if reference <= 0 or _is_prompt_heavy(prompt, tokens.generated, is_batch):
         return _no_reference(facts, finding, tokens, is_batch)
     # Prompts are counted when their first token comes, so a prefill shows at its end: a window
