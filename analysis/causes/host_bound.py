@@ -19,8 +19,10 @@ HOST_BOUND = "launch.host_bound"
 #: Share of the demand that the device must be idle. A healthy engine that computes its next step
 #: after the sync of the last leaves its device alone for a tenth to a fifth of each step.
 IDLE_SHARE = 0.25
-#: Share of the syncs that return without waiting for the queue to be shallow.
+#: Share of the steps whose sync must be short for the queue to be shallow, and what is short: it
+#: waits for nothing, or for no more than a tenth of the step: the device has caught up by then.
 SHORT_SHARE = 0.5
+SHORT_WAIT = 0.1
 #: How far the utilisation must lie below the busy share of the launching thread, %: the
 #: utilisation of a window is an average over up to a second.
 MARGIN_PCT = 10.0
@@ -65,7 +67,9 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
     working_pct = 100 * intervals.total(working) / facts.demand_ns
     has_work = steps.n_launches + steps.n_graphs > 0
     n_steps = int(has_work.sum())
-    short_share = float((~steps.is_waiting[has_work]).mean()) if n_steps else 0.0
+    waited = steps.idle_start - steps.sync_start
+    is_short = ~steps.is_waiting | (waited <= SHORT_WAIT * steps.duration)
+    short_share = float(is_short[has_work].mean()) if n_steps else 0.0
     is_dry = short_share >= SHORT_SHARE and mean[0] + MARGIN_PCT < working_pct
     unused = 1 - mean[0] / 100
     # Proven idle time where there is enough of it, else all that the utilisation leaves.
@@ -87,7 +91,9 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
             Evidence("utilisation", round(mean[0], 1), "%", mean[1], "gpu_sample"),
             Evidence("launching_thread_busy", round(working_pct, 1), "%", None, "cuda_call"),
             Evidence("idle_while_host_worked", round(100 * idle_share, 1), "%", n_steps, ""),
-            Evidence("syncs_without_wait", round(100 * short_share, 1), "%", n_steps, "cuda_call"),
+            Evidence(
+                "steps_with_short_sync", round(100 * short_share, 1), "%", n_steps, "cuda_call"
+            ),
         ],
     )
     pauses = idle[:, 1] - idle[:, 0]
