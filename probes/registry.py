@@ -51,6 +51,12 @@ def _canary(options: ProbeOptions) -> Probe | None:
     return CanaryProbe(options.canary.url, options.canary.model, options.canary.against)
 
 
+def _cuda(options: ProbeOptions) -> Probe:
+    from probes.cuda.calls import CudaCalls
+
+    return CudaCalls(options.tree)
+
+
 def _engine(options: ProbeOptions) -> Probe:
     from probes.engine.scrape import EngineProbe
 
@@ -98,6 +104,7 @@ def _thread(options: ProbeOptions) -> Probe:
 #: Name and builder of every probe; None is built where nothing asks for it. Keep it sorted.
 PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe | None]], ...] = (
     ("canary", _canary),
+    ("cuda", _cuda),
     ("engine", _engine),
     ("host", _host),
     ("kernel_log", _kernel_log),
