@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from probes.host.held import ReadFile
 from probes.host.pressure import read_pressure
-from probes.host.proc import PROC, read_bytes, read_cgroups
+from probes.host.proc import PROC, parse_cgroups, read_bytes
 
 #: A memory limit from here on is none (version 1 writes a huge number).
 _NO_LIMIT = 1 << 60
@@ -63,7 +64,11 @@ def _unescape(path: str) -> str:
 
 
 def sample_cgroups(
-    pids: set[int], mounts: list[CgroupMount], root: Path = PROC
+    pids: set[int],
+    mounts: list[CgroupMount],
+    root: Path = PROC,
+    read: ReadFile = read_bytes,
+    with_memory_stat: bool = True,
 ) -> dict[str, dict[str, int]]:
     """Return the columns of ``host_sample`` by path of cgroup.
 
@@ -71,52 +76,92 @@ def sample_cgroups(
         pids: Processes whose cgroups are looked at.
         mounts: From :func:`find_mounts`.
         root: Where /proc is.
+        read: Reads a file.
+        with_memory_stat: Also faults and swap, which the kernel adds up over all CPUs to tell.
     """
     wanted: set[tuple[str, str]] = set()
-    for pid in pids:
-        wanted.update(read_cgroups(pid, root).items())
+    for data in {read(f"{root}/{pid}/cgroup") for pid in pids}:
+        wanted.update(parse_cgroups(data or b"").items())
+    files = _Files(read, with_memory_stat)
     rows: dict[str, dict[str, int]] = {}
     for controller, path in sorted(wanted):
         for mount in mounts:
             is_unified = not mount.controllers
             if (controller == "" and is_unified) or controller in mount.controllers:
-                _walk(mount, path, controller, rows)
+                _walk(mount, path, controller, rows, files)
     return {path: columns for path, columns in rows.items() if columns}
 
 
-def _walk(mount: CgroupMount, path: str, controller: str, rows: dict[str, dict[str, int]]) -> None:
+@dataclass(frozen=True)
+class _Files:
+    """Reads the files of cgroups."""
+
+    read: ReadFile
+    with_memory_stat: bool
+
+    def text(self, folder: str, name: str) -> str | None:
+        """Text of a file; None when it is gone."""
+        data = self.read(f"{folder}/{name}")
+        return None if data is None else data.decode("ascii", "replace").strip()
+
+    def number(self, folder: str, name: str) -> int | None:
+        """Number a file holds; None when it is gone or holds ``max``."""
+        try:
+            return int(self.text(folder, name) or "")
+        except ValueError:
+            return None
+
+    def table(self, folder: str, name: str) -> dict[str, int]:
+        """Numbers of a file of lines ``key value``."""
+        table: dict[str, int] = {}
+        if name == "memory.stat" and not self.with_memory_stat:
+            return table
+        for line in (self.text(folder, name) or "").splitlines():
+            words = line.split()
+            if len(words) == 2 and words[1].isdecimal():
+                table[words[0]] = int(words[1])
+        return table
+
+
+def _walk(
+    mount: CgroupMount,
+    path: str,
+    controller: str,
+    rows: dict[str, dict[str, int]],
+    files: _Files,
+) -> None:
     """Add the cgroup and each ancestor that limits something; never the root, which is the host."""
     is_leaf = True
     while path not in ("", "/"):
         folder = mount.folder(path)
         if folder is not None:
-            columns = _read(folder, controller)
+            columns = _read(folder, controller, files)
             if is_leaf or "cpu_quota_ns" in columns or "memory_total_bytes" in columns:
                 rows.setdefault(path, {}).update(columns)
         is_leaf = False
         path = path.rpartition("/")[0]
 
 
-def _read(folder: str, controller: str) -> dict[str, int]:
+def _read(folder: str, controller: str, files: _Files) -> dict[str, int]:
     """Columns that one cgroup's files of one controller fill."""
     if controller == "":
-        return _read_unified(folder)
+        return _read_unified(folder, files)
     if controller == "cpu":
-        return _read_cpu(folder)
+        return _read_cpu(folder, files)
     if controller == "cpuacct":
-        usage = _number(folder, "cpuacct.usage")
+        usage = files.number(folder, "cpuacct.usage")
         return {} if usage is None else {"cpu_busy_ns": usage}
-    return _read_memory(folder)
+    return _read_memory(folder, files)
 
 
-def _read_unified(folder: str) -> dict[str, int]:
+def _read_unified(folder: str, files: _Files) -> dict[str, int]:
     """Version 2: everything lies in one folder."""
-    columns = dict(read_pressure(folder, ".pressure"))
-    quota = (_text(folder, "cpu.max") or "").split()
+    columns = dict(read_pressure(folder, ".pressure", files.read))
+    quota = (files.text(folder, "cpu.max") or "").split()
     if len(quota) == 2 and quota[0].isdecimal() and quota[1].isdecimal():
         columns["cpu_quota_ns"] = int(quota[0]) * 1000
         columns["cpu_period_ns"] = int(quota[1]) * 1000
-    stat = _table(folder, "cpu.stat")
+    stat = files.table(folder, "cpu.stat")
     for name, column, factor in (
         ("usage_usec", "cpu_busy_ns", 1000),
         ("nr_periods", "n_cpu_periods", 1),
@@ -130,24 +175,24 @@ def _read_unified(folder: str) -> dict[str, int]:
         ("memory.max", "memory_total_bytes"),
         ("memory.swap.current", "swap_used_bytes"),
     ):
-        value = _number(folder, name)
+        value = files.number(folder, name)
         if value is not None and value < _NO_LIMIT:
             columns[column] = value
-    faults = _table(folder, "memory.stat").get("pgmajfault")
+    faults = files.table(folder, "memory.stat").get("pgmajfault")
     if faults is not None:
         columns["n_major_faults"] = faults
     return columns
 
 
-def _read_cpu(folder: str) -> dict[str, int]:
+def _read_cpu(folder: str, files: _Files) -> dict[str, int]:
     """Version 1, controller ``cpu``; ``throttled_time`` is in ns there."""
     columns: dict[str, int] = {}
-    quota = _number(folder, "cpu.cfs_quota_us")
-    period = _number(folder, "cpu.cfs_period_us")
+    quota = files.number(folder, "cpu.cfs_quota_us")
+    period = files.number(folder, "cpu.cfs_period_us")
     if quota is not None and quota > 0 and period is not None:
         columns["cpu_quota_ns"] = quota * 1000
         columns["cpu_period_ns"] = period * 1000
-    stat = _table(folder, "cpu.stat")
+    stat = files.table(folder, "cpu.stat")
     for name, column in (
         ("nr_periods", "n_cpu_periods"),
         ("nr_throttled", "n_cpu_throttled"),
@@ -158,41 +203,18 @@ def _read_cpu(folder: str) -> dict[str, int]:
     return columns
 
 
-def _read_memory(folder: str) -> dict[str, int]:
+def _read_memory(folder: str, files: _Files) -> dict[str, int]:
     """Version 1, controller ``memory``."""
     columns: dict[str, int] = {}
     for name, column in (
         ("memory.usage_in_bytes", "memory_used_bytes"),
         ("memory.limit_in_bytes", "memory_total_bytes"),
     ):
-        value = _number(folder, name)
+        value = files.number(folder, name)
         if value is not None and value < _NO_LIMIT:
             columns[column] = value
-    stat = _table(folder, "memory.stat")
+    stat = files.table(folder, "memory.stat")
     for name, column in (("total_swap", "swap_used_bytes"), ("total_pgmajfault", "n_major_faults")):
         if name in stat:
             columns[column] = stat[name]
     return columns
-
-
-def _text(folder: str, name: str) -> str | None:
-    data = read_bytes(f"{folder}/{name}")
-    return None if data is None else data.decode("ascii", "replace").strip()
-
-
-def _number(folder: str, name: str) -> int | None:
-    """Number a file holds; None when it is gone or holds ``max``."""
-    try:
-        return int(_text(folder, name) or "")
-    except ValueError:
-        return None
-
-
-def _table(folder: str, name: str) -> dict[str, int]:
-    """Numbers of a file of lines ``key value``."""
-    table: dict[str, int] = {}
-    for line in (_text(folder, name) or "").splitlines():
-        words = line.split()
-        if len(words) == 2 and words[1].isdecimal():
-            table[words[0]] = int(words[1])
-    return table

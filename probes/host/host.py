@@ -12,6 +12,7 @@ from analysis.schema import HOST_SAMPLE, Table
 from probes.host import proc
 from probes.host.buffer import RowBuffer
 from probes.host.cgroup import find_mounts, sample_cgroups
+from probes.host.held import HeldFiles, ReadFile
 from probes.host.pacing import Pacer
 from probes.host.pressure import read_pressure
 from probes.host.process import SECOND_NS, PidSource
@@ -21,6 +22,8 @@ _NS_PER_TICK = SECOND_NS // proc.TICKS_PER_SECOND
 #: Lines of meminfo and vmstat that are read; picking them costs a fifth of splitting all.
 _MEMORY = re.compile(rb"^(MemAvailable|MemTotal|SwapTotal|SwapFree): *(\d+)", re.MULTILINE)
 _VIRTUAL = re.compile(rb"^(pswpin|pswpout|pgmajfault) (\d+)$", re.MULTILINE)
+#: How often what is slow to tell is read: counts of pages, and what a cgroup adds up over CPUs.
+_SLOW_NS = 9 * SECOND_NS // 10
 #: How often the mounts of cgroups are looked up again.
 _MOUNTS_NS = 60 * SECOND_NS
 
@@ -58,6 +61,8 @@ class HostProbe:
         self._cost_ns = 0
         self._mounts = find_mounts(root, filesystem)
         self._mounts_due_ns = 0
+        self._files = HeldFiles()
+        self._second_ns: int | None = None
 
     def start(self) -> None:
         """Begin observing; the first drain samples."""
@@ -72,6 +77,7 @@ class HostProbe:
         """Return a last sample."""
         now_ns = self._clock()
         self._sample(now_ns)
+        self._files.close()
         return self._buffer.take(now_ns, is_last=True)
 
     def report(self) -> SourceReport:
@@ -84,24 +90,38 @@ class HostProbe:
         if time_ns >= self._mounts_due_ns:
             self._mounts = find_mounts(self._root, self._filesystem)
             self._mounts_due_ns = time_ns + _MOUNTS_NS
-        groups = sample_cgroups(self._targets.pids(), self._mounts, self._root)
-        scopes: dict[str, Mapping[str, Any]] = {"host": read_host(self._root), **groups}
+        is_slow = self._second_ns is None or time_ns - self._second_ns >= _SLOW_NS
+        if is_slow:
+            self._second_ns = time_ns
+            self._files.sweep()
+        read = self._files.read
+        groups = sample_cgroups(self._targets.pids(), self._mounts, self._root, read, is_slow)
+        host = read_host(self._root, read, is_slow)
+        scopes: dict[str, Mapping[str, Any]] = {"host": host, **groups}
         rows = [{"time_ns": time_ns, "scope": name, **row} for name, row in scopes.items()]
         self._buffer.add(rows, now_ns)
         self._cost_ns += time.thread_time_ns() - begin
 
 
-def read_host(root: Path = proc.PROC) -> dict[str, int | float]:
-    """Return the columns of ``host_sample`` of the whole host; what is not known is absent."""
+def read_host(
+    root: Path = proc.PROC, read: ReadFile = proc.read_bytes, with_pages: bool = True
+) -> dict[str, int | float]:
+    """Return the columns of ``host_sample`` of the whole host; what is not known is absent.
+
+    Args:
+        root: Where /proc is.
+        read: Reads a file.
+        with_pages: Also counts of swapped pages and faults, which are slow to tell.
+    """
     columns: dict[str, int | float] = {}
-    columns.update(_cpu(proc.read_bytes(f"{root}/stat") or b""))
-    words = (proc.read_bytes(f"{root}/loadavg") or b"").split()
+    columns.update(_cpu(read(f"{root}/stat") or b""))
+    words = (read(f"{root}/loadavg") or b"").split()
     try:
         columns["load1"] = float(words[0])
     except (ValueError, IndexError):
         columns.pop("load1", None)
-    columns.update(read_pressure(f"{root}/pressure"))
-    memory = _numbers(_MEMORY, proc.read_bytes(f"{root}/meminfo"))
+    columns.update(read_pressure(f"{root}/pressure", read=read))
+    memory = _numbers(_MEMORY, read(f"{root}/meminfo"))
     for name, column in (
         (b"MemAvailable", "memory_available_bytes"),
         (b"MemTotal", "memory_total_bytes"),
@@ -110,7 +130,7 @@ def read_host(root: Path = proc.PROC) -> dict[str, int | float]:
             columns[column] = memory[name] * 1024
     if b"SwapTotal" in memory and b"SwapFree" in memory:
         columns["swap_used_bytes"] = (memory[b"SwapTotal"] - memory[b"SwapFree"]) * 1024
-    virtual = _numbers(_VIRTUAL, proc.read_bytes(f"{root}/vmstat"))
+    virtual = _numbers(_VIRTUAL, read(f"{root}/vmstat") if with_pages else None)
     for name, column in (
         (b"pswpin", "n_swap_in_pages"),
         (b"pswpout", "n_swap_out_pages"),

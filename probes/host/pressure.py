@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probes.host.held import ReadFile
 from probes.host.proc import read_bytes
 
 #: Column of ``host_sample`` by file and line.
@@ -26,16 +27,17 @@ def parse_pressure(text: str) -> dict[str, int]:
     return totals
 
 
-def read_pressure(folder: str, suffix: str = "") -> dict[str, int]:
+def read_pressure(folder: str, suffix: str = "", read: ReadFile = read_bytes) -> dict[str, int]:
     """Return the columns of ``host_sample`` that the pressure files of a folder fill, in ns.
 
     Args:
         folder: ``/proc/pressure``, or the folder of a cgroup (version 2).
         suffix: What follows the resource's name: empty, or ``.pressure`` in a cgroup.
+        read: Reads a file.
     """
     columns: dict[str, int] = {}
     for resource in ("cpu", "memory", "io"):
-        data = read_bytes(f"{folder}/{resource}{suffix}")
+        data = read(f"{folder}/{resource}{suffix}")
         if data is None:
             continue
         for kind, total in parse_pressure(data.decode("ascii", "replace")).items():

@@ -260,9 +260,13 @@ def _unescape(path: bytes) -> str:
 
 def read_cgroups(pid: int, root: Path = PROC) -> dict[str, str]:
     """Return the path of its cgroup by controller; key ``""`` is version 2's single tree."""
-    data = read_bytes(f"{root}/{pid}/cgroup")
+    return parse_cgroups(read_bytes(f"{root}/{pid}/cgroup") or b"")
+
+
+def parse_cgroups(data: bytes) -> dict[str, str]:
+    """Return the path by controller of the text of a process's ``cgroup`` file."""
     paths: dict[str, str] = {}
-    for line in (data or b"").decode("utf-8", "replace").splitlines():
+    for line in data.decode("utf-8", "replace").splitlines():
         parts = line.split(":", 2)
         if len(parts) == 3:
             for controller in parts[1].split(","):

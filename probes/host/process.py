@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,15 +11,15 @@ from typing import Any, Protocol
 from analysis.schema import PROCESS_SAMPLE, Table
 from probes.host import proc
 from probes.host.buffer import RowBuffer
+from probes.host.held import HeldFiles
 from probes.host.pacing import Pacer
 from probes.probe import Batch, SourceReport
 
 SECOND_NS = 1_000_000_000
 
 #: Lines of ``status`` that are kept.
-_STATUS = re.compile(
-    rb"^(VmRSS|RssAnon|RssFile|RssShmem|VmSwap|Cpus_allowed_list):\s*(.*)$", re.MULTILINE
-)
+_KEPT = (b"VmRSS", b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap", b"Cpus_allowed_list")
+_SWEEP_NS = 5 * SECOND_NS
 
 
 class PidSource(Protocol):
@@ -59,6 +58,8 @@ class ProcessProbe:
         self._buffer = RowBuffer(PROCESS_SAMPLE, hold_ns if interval_ns < hold_ns else 0)
         self._cost_ns = 0
         self._containers: dict[tuple[int, int], str | None] = {}
+        self._files = HeldFiles()
+        self._sweep_due_ns = 0
 
     def start(self) -> None:
         """Begin observing; the first drain samples."""
@@ -73,6 +74,7 @@ class ProcessProbe:
         """Return a last sample."""
         now_ns = self._clock()
         self._sample(now_ns)
+        self._files.close()
         return self._buffer.take(now_ns, is_last=True)
 
     def report(self) -> SourceReport:
@@ -88,6 +90,9 @@ class ProcessProbe:
             if row is not None:
                 rows.append(row)
         self._containers = containers
+        if now_ns >= self._sweep_due_ns:
+            self._sweep_due_ns = now_ns + _SWEEP_NS
+            self._files.sweep()
         self._buffer.add(rows, now_ns)
         self._cost_ns += time.thread_time_ns() - begin
 
@@ -96,27 +101,28 @@ class ProcessProbe:
     ) -> dict[str, Any] | None:
         """Columns of one process; None when it has ended."""
         time_ns = self._clock()
-        stat = proc.read_stat(pid, self._root)
-        data = proc.read_bytes(f"{self._root}/{pid}/status")
+        read = self._files.read
+        stat = proc.parse_stat(read(f"{self._root}/{pid}/stat") or b"")
+        data = read(f"{self._root}/{pid}/status")
         if stat is None or data is None or stat.is_dead:
             return None
-        status = {match[1]: match[2] for match in _STATUS.finditer(data)}
+        status = {name: _line(data, name) for name in _KEPT}
         key = (pid, stat.start_ticks)
         container = self._containers.get(key)
         if key not in self._containers:
             container = proc.container_id(proc.read_cgroups(pid, self._root))
         containers[key] = container
-        read_bytes, write_bytes = _io(pid, self._root)
-        cpus = status.get(b"Cpus_allowed_list", b"").decode("ascii", "replace") or None
+        read_bytes, write_bytes = _io(read(f"{self._root}/{pid}/io"))
+        cpus = (status[b"Cpus_allowed_list"] or b"").decode("ascii", "replace") or None
         return {
             "time_ns": time_ns,
             "pid": pid,
             "name": stat.name,
-            "rss_bytes": _kilobytes(status.get(b"VmRSS")),
-            "rss_anon_bytes": _kilobytes(status.get(b"RssAnon")),
-            "rss_file_bytes": _kilobytes(status.get(b"RssFile")),
-            "rss_shmem_bytes": _kilobytes(status.get(b"RssShmem")),
-            "swap_bytes": _kilobytes(status.get(b"VmSwap")),
+            "rss_bytes": _kilobytes(status[b"VmRSS"]),
+            "rss_anon_bytes": _kilobytes(status[b"RssAnon"]),
+            "rss_file_bytes": _kilobytes(status[b"RssFile"]),
+            "rss_shmem_bytes": _kilobytes(status[b"RssShmem"]),
+            "swap_bytes": _kilobytes(status[b"VmSwap"]),
             "cpu_user_ns": stat.cpu_user_ns,
             "cpu_system_ns": stat.cpu_system_ns,
             "n_threads": stat.n_threads,
@@ -151,20 +157,31 @@ def _kilobytes(text: bytes | None) -> int | None:
     return int(words[0]) * 1024 if words and words[0].isdigit() else None
 
 
+def _line(data: bytes, name: bytes) -> bytes | None:
+    """Value of a line ``name: value`` that is not the first; None without one."""
+    begin = data.find(b"\n" + name + b":")
+    if begin < 0:
+        return None
+    begin += len(name) + 2
+    end = data.find(b"\n", begin)
+    return data[begin : end if end >= 0 else len(data)].strip()
+
+
 def _n_fds(pid: int, root: Path) -> int | None:
+    """Open files: the size of the folder since Linux 6.2, counted before."""
+    path = f"{root}/{pid}/fd"
     try:
-        with os.scandir(f"{root}/{pid}/fd") as entries:
+        size = os.stat(path).st_size if root == proc.PROC else 0  # noqa: PTH116 - twice as fast
+        if size:
+            return size
+        with os.scandir(path) as entries:
             return sum(1 for _ in entries)
     except OSError:
         return None
 
 
-def _io(pid: int, root: Path) -> tuple[int | None, int | None]:
+def _io(data: bytes | None) -> tuple[int | None, int | None]:
     """Bytes read from and written to storage."""
-    data = proc.read_bytes(f"{root}/{pid}/io")
-    fields: dict[bytes, int] = {}
-    for line in (data or b"").splitlines():
-        key, _, value = line.partition(b":")
-        if value.strip().isdigit():
-            fields[key] = int(value)
-    return fields.get(b"read_bytes"), fields.get(b"write_bytes")
+    values = [_line(data or b"", name) for name in (b"read_bytes", b"write_bytes")]
+    numbers = [int(value) if value and value.isdigit() else None for value in values]
+    return numbers[0], numbers[1]

@@ -17,15 +17,13 @@ from typing import Any
 from analysis.schema import THREAD_SECOND, Table
 from probes.host import proc
 from probes.host.buffer import RowBuffer
+from probes.host.held import HeldFiles
 from probes.host.pacing import Pacer
 from probes.host.process import SECOND_NS, PidSource
 from probes.probe import Batch, ProbeError, SourceReport
 
-_STATUS = re.compile(
-    rb"^Name:\t(.*)\n(?:.*\n)*?State:\t(.).*\n(?:.*\n)*?voluntary_ctxt_switches:\t(\d+)\n"
-    rb"nonvoluntary_ctxt_switches:\t(\d+)",
-    re.MULTILINE,
-)
+_SWITCHES = b"\nvoluntary_ctxt_switches:"
+_SWEEP_NS = SECOND_NS
 _MIGRATIONS = re.compile(rb"^se\.nr_migrations\s*:\s*(\d+)", re.MULTILINE)
 #: States that may change without the thread running: they are looked up again.
 _UNSETTLED = ("R", "D", None)
@@ -76,6 +74,9 @@ class ThreadProbe:
         self._pacer = Pacer(interval_ns)
         self._threads: dict[tuple[int, int], _Thread] = {}
         self._looked_ns: int | None = None
+        self._files = HeldFiles()
+        self._tids: dict[int, tuple[int, list[int]]] = {}
+        self._sweep_due_ns = 0
         self._buffer = RowBuffer(THREAD_SECOND, hold_ns if interval_ns < hold_ns else 0)
         self._cost_ns = 0
 
@@ -85,7 +86,7 @@ class ThreadProbe:
         Raises:
             ProbeError: the kernel keeps no scheduling times.
         """
-        if _schedstat(f"{self._root}/self") is None:
+        if self._schedstat(f"{self._root}/self") is None:
             raise ProbeError(
                 "the kernel has no /proc/PID/schedstat, so the running time of threads is not "
                 "known; use a kernel built with CONFIG_SCHED_INFO"
@@ -103,6 +104,7 @@ class ThreadProbe:
         """Return the last, shorter interval."""
         now_ns = self._clock()
         self._sample(now_ns)
+        self._files.close()
         return self._buffer.take(now_ns, is_last=True)
 
     def report(self) -> SourceReport:
@@ -115,9 +117,14 @@ class ThreadProbe:
         threads: dict[tuple[int, int], _Thread] = {}
         looked_ns = self._clock()
         for pid in sorted(self._targets.pids()):
-            for tid in proc.list_tids(pid, self._root):
-                self._read(pid, tid, threads, rows)
+            for tid in self._list_tids(pid):
+                if not self._read(pid, tid, threads, rows):
+                    self._tids.pop(pid, None)
         self._threads = threads
+        if now_ns >= self._sweep_due_ns:
+            self._sweep_due_ns = now_ns + _SWEEP_NS
+            self._files.sweep()
+            self._tids.clear()
         self._looked_ns = looked_ns
         self._buffer.add(rows, now_ns)
         self._cost_ns += time.thread_time_ns() - begin
@@ -128,13 +135,13 @@ class ThreadProbe:
         tid: int,
         threads: dict[tuple[int, int], _Thread],
         rows: list[dict[str, Any]],
-    ) -> None:
-        """Read one thread, and add its row when the interval's begin is known."""
+    ) -> bool:
+        """Read one thread, and add its row when the interval's begin is known; False: gone."""
         folder = f"{self._root}/{pid}/task/{tid}"
-        times = _schedstat(folder)
+        times = self._schedstat(folder)
         time_ns = self._clock()
         if times is None:
-            return
+            return False
         running_ns, waiting_ns = times
         old = self._threads.get((pid, tid))
         if old is not None and running_ns < old.running_ns:
@@ -146,7 +153,7 @@ class ThreadProbe:
             self._identify(folder, now, bool(is_launcher))
             old = self._born(pid, tid, now)
             if old is None:
-                return
+                return True
         elif running_ns == old.running_ns and old.state not in _UNSETTLED:
             now.name, now.state, now.n_migrations = old.name, old.state, old.n_migrations
             now.n_voluntary, now.n_involuntary = old.n_voluntary, old.n_involuntary
@@ -154,7 +161,7 @@ class ThreadProbe:
             self._identify(folder, now, bool(is_launcher))
         duration = now.time_ns - old.time_ns
         if duration <= 0:
-            return
+            return True
         running = min(running_ns - old.running_ns, duration)
         waiting = min(max(waiting_ns - old.waiting_ns, 0), duration - running)
         rows.append(
@@ -174,6 +181,27 @@ class ThreadProbe:
                 "is_launcher": is_launcher,
             }
         )
+        return True
+
+    def _list_tids(self, pid: int) -> list[int]:
+        """Threads of a process; looked up again when their number changed or one had ended."""
+        try:
+            n_links = os.stat(f"{self._root}/{pid}/task").st_nlink  # noqa: PTH116 - twice as fast
+        except OSError:
+            return []
+        known = self._tids.get(pid)
+        if known is None or known[0] != n_links:
+            known = (n_links, proc.list_tids(pid, self._root))
+            self._tids[pid] = known
+        return known[1]
+
+    def _schedstat(self, folder: str) -> tuple[int, int] | None:
+        """Running and waiting time in ns since the thread's start; None when it is gone."""
+        words = (self._files.read(f"{folder}/schedstat") or b"").split()
+        try:
+            return int(words[0]), int(words[1])
+        except (ValueError, IndexError):
+            return None
 
     def _born(self, pid: int, tid: int, now: _Thread) -> _Thread | None:
         """Zeroed counters at the birth of a thread that began since the last look, else None."""
@@ -197,38 +225,18 @@ class ThreadProbe:
 
     def _identify(self, folder: str, thread: _Thread, is_launcher: bool) -> None:
         """Fill in name, state and switches, and the migrations of a thread that launches."""
-        match = _STATUS.search(_read_once(f"{folder}/status", 8192) or b"")
-        if match is not None:
-            thread.name = match[1].decode("utf-8", "replace")
-            thread.state = match[2].decode("ascii", "replace")
-            thread.n_voluntary, thread.n_involuntary = int(match[3]), int(match[4])
+        data = self._files.read(f"{folder}/status") or b""
+        state = data.find(b"\nState:\t")
+        if data.startswith(b"Name:\t") and state > 0:
+            thread.name = data[6 : data.index(b"\n")].decode("utf-8", "replace")
+            thread.state = data[state + 8 : state + 9].decode("ascii", "replace")
+        words = data[data.rfind(_SWITCHES) + 1 :].split()
+        if len(words) >= 4 and words[1].isdigit() and words[3].isdigit():
+            thread.n_voluntary, thread.n_involuntary = int(words[1]), int(words[3])
         if is_launcher:
-            migrations = _MIGRATIONS.search(_read_once(f"{folder}/sched", 8192) or b"")
+            migrations = _MIGRATIONS.search(self._files.read(f"{folder}/sched") or b"")
             thread.n_migrations = int(migrations[1]) if migrations else None
 
 
 def _change(now: int | None, old: int | None) -> int | None:
     return None if now is None or old is None or now < old else now - old
-
-
-def _read_once(path: str, size: int) -> bytes | None:
-    """Bytes of a small file of /proc in one read; None when it is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return os.read(descriptor, size)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _schedstat(folder: str) -> tuple[int, int] | None:
-    """Running and waiting time in ns since the thread's start; None when it is gone."""
-    words = (_read_once(f"{folder}/schedstat", 128) or b"").split()
-    try:
-        return int(words[0]), int(words[1])
-    except (ValueError, IndexError):
-        return None

@@ -1,0 +1,96 @@
+"""Small files of /proc and /sys that are read again and again: kept open, and read by offset.
+
+Opening and closing costs three to five times the reading. A file of a process that has ended, or
+of a cgroup that was removed, refuses to be read; its path is opened anew then, so that what is
+read is always what the path names.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+
+#: Most bytes of such a file.
+MAX_BYTES = 1 << 20
+#: Part of the files that a process may open which one instance takes at most.
+_SHARE = 8
+_MOST = 4096
+_FIRST_BYTES = 1 << 14
+
+#: Reads a whole file: its bytes, None when it is gone or may not be read.
+ReadFile = Callable[[str], bytes | None]
+
+
+class HeldFiles:
+    """Reads files by path and keeps them open; not thread-safe.
+
+    Args:
+        limit: Most files kept open; by default an eighth of what this process may open.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        allowed = _MOST if soft == resource.RLIM_INFINITY else soft // _SHARE
+        self._limit = min(allowed, _MOST) if limit is None else limit
+        self._open: dict[str, int] = {}
+        self._used: set[str] = set()
+
+    def __len__(self) -> int:
+        """Number of files kept open."""
+        return len(self._open)
+
+    def read(self, path: str) -> bytes | None:
+        """Return the file's bytes from its start, read to the end; None when it cannot be read."""
+        descriptor = self._open.get(path)
+        if descriptor is not None:
+            self._used.add(path)
+            data = _read(descriptor)
+            if data is not None:
+                return data
+            del self._open[path]
+            os.close(descriptor)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        data = _read(descriptor)
+        if data is not None and len(self._open) < self._limit:
+            self._open[path] = descriptor
+            self._used.add(path)
+        else:
+            os.close(descriptor)
+        return data
+
+    def sweep(self) -> None:
+        """Close the files that were not read since the last sweep."""
+        for path in self._open.keys() - self._used:
+            os.close(self._open.pop(path))
+        self._used.clear()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._used.clear()
+        self.sweep()
+
+
+def _read(descriptor: int) -> bytes | None:
+    """Bytes of an open file; None when it refuses.
+
+    The kernel gives such a file in one piece when there is room, or in pieces of a page.
+    """
+    try:
+        data = os.pread(descriptor, _FIRST_BYTES, 0)
+        if len(data) < 2048:
+            return data
+        parts = [data]
+        size = len(data)
+        while size < MAX_BYTES:
+            part = os.pread(descriptor, _FIRST_BYTES, size)
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+    except OSError:
+        return None
