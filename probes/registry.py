@@ -6,13 +6,23 @@ built, so that a recording loads only what it uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from probes.clocks import ClockAnchors
 from probes.gpu.contexts import ContextBoard
 from probes.probe import Probe
 from probes.targets import TargetTree
+
+if TYPE_CHECKING:
+    from probes.cuda.calls import CudaCalls
+
+if TYPE_CHECKING:
+    from probes.cuda.calls import CudaCalls
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,13 @@ class ProbeOptions:
     contexts: ContextBoard = field(default_factory=ContextBoard)
     canary: CanaryOptions | None = None
 
+    @cached_property
+    def calls(self) -> CudaCalls:
+        """The probe of CUDA calls of this recording, which others look at."""
+        from probes.cuda.calls import CudaCalls
+
+        return CudaCalls(self.tree)
+
 
 def _canary(options: ProbeOptions) -> Probe | None:
     if options.canary is None:
@@ -52,9 +69,7 @@ def _canary(options: ProbeOptions) -> Probe | None:
 
 
 def _cuda(options: ProbeOptions) -> Probe:
-    from probes.cuda.calls import CudaCalls
-
-    return CudaCalls(options.tree)
+    return options.calls
 
 
 def _engine(options: ProbeOptions) -> Probe:
@@ -89,6 +104,18 @@ def _nvml(options: ProbeOptions) -> Probe:
     )
 
 
+def _offcpu(options: ProbeOptions) -> Probe:
+    from probes.scheduler.offcpu import OffCpu
+
+    return OffCpu(_cuda(options))
+
+
+def _offcpu(options: ProbeOptions) -> Probe:
+    from probes.scheduler.offcpu import OffCpu
+
+    return OffCpu(options.calls)
+
+
 def _process(options: ProbeOptions) -> Probe:
     from probes.host.process import ProcessProbe
 
@@ -98,7 +125,7 @@ def _process(options: ProbeOptions) -> Probe:
 def _thread(options: ProbeOptions) -> Probe:
     from probes.host.threads import ThreadProbe
 
-    return ThreadProbe(options.tree)
+    return ThreadProbe(options.tree, is_launcher=options.calls.is_launcher)
 
 
 #: Name and builder of every probe; None is built where nothing asks for it. Keep it sorted.
@@ -110,9 +137,17 @@ PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe | None]], ...] = (
     ("kernel_log", _kernel_log),
     ("mps", _mps),
     ("nvml", _nvml),
+    ("offcpu", _offcpu),
+    ("offcpu", _offcpu),
     ("process", _process),
     ("thread", _thread),
 )
+
+
+#: Probes that run only beside another one.
+_BESIDE = {"offcpu": "cuda", "mps": "nvml"}
+#: Tables that most probes deliver on the side; wanting them turns on nothing.
+_ASIDE = frozenset({"event", "loss"})
 
 
 def build_probes(options: ProbeOptions, tables: Collection[str] | None = None) -> list[Probe]:
@@ -122,8 +157,17 @@ def build_probes(options: ProbeOptions, tables: Collection[str] | None = None) -
         options: What they need to know.
         tables: Only those that deliver at least one of these tables; None for all.
     """
-    built = [build(options) for _, build in PROBES]
-    probes = [probe for probe in built if probe is not None]
-    if tables is None:
-        return probes
-    return [probe for probe in probes if {table.name for table in probe.tables} & set(tables)]
+    built = {name: build(options) for name, build in PROBES}
+    wanted = set(built) if tables is None else _wanted(built, tables)
+    return [probe for name, probe in built.items() if probe is not None and name in wanted]
+
+
+def _wanted(built: Mapping[str, Probe | None], tables: Collection[str]) -> set[str]:
+    """Names of the probes that deliver some tables, and of those that they run beside."""
+    wanted = {
+        name
+        for name, probe in built.items()
+        if probe is not None
+        and any(table.name in tables and table.name not in _ASIDE for table in probe.tables)
+    }
+    return wanted | {_BESIDE[name] for name in wanted if name in _BESIDE}

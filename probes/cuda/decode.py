@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,10 @@ _Records = npt.NDArray[np.void]
 _I64 = npt.NDArray[np.int64]
 _Bool = npt.NDArray[np.bool_]
 
+_Put = Callable[[str, np.dtype[np.generic], _I64, npt.NDArray[np.generic]], None]
+
 #: Roles that are columns of their own, with the column's name and NumPy type.
-_COLUMNS = {
+_COLUMNS: dict[str, tuple[str, type[np.generic]]] = {
     "stream": ("stream", np.uint64),
     "kernel": ("kernel", np.uint64),
     "shared": ("shared_memory_bytes", np.int64),
@@ -71,7 +73,7 @@ def decode(entries: _Records) -> Arguments:
         return Arguments(values, known)
 
     def put(
-        column: str, kind: type[np.generic], where: _I64, data: npt.NDArray[np.generic]
+        column: str, kind: np.dtype[np.generic], where: _I64, data: npt.NDArray[np.generic]
     ) -> None:
         if column not in values:
             values[column] = np.zeros(n, kind)
@@ -90,7 +92,7 @@ def decode(entries: _Records) -> Arguments:
         where = order[start:end]
         if declared.copy_kind is not None:
             index = COPY_KIND_NAMES.index(declared.copy_kind)
-            put("copy_kind", np.int8, where, np.full(len(where), index))
+            put("copy_kind", np.dtype(np.int8), where, np.full(len(where), index))
         if not declared.fields:
             continue
         where = where[is_read[where]]
@@ -100,7 +102,7 @@ def decode(entries: _Records) -> Arguments:
         for role, data in read:
             if role in _COLUMNS:
                 column, kind = _COLUMNS[role]
-                put(column, kind, where, data)
+                put(column, np.dtype(kind), where, data)
         sizes = [data for role, data in read if role == "size"]
         if sizes:
             size = sizes[0] * np.uint64(declared.element_bytes)
@@ -112,27 +114,24 @@ def decode(entries: _Records) -> Arguments:
                     is_sane &= data < len(NCCL_ELEMENT_BYTES)
                     table = np.array(NCCL_ELEMENT_BYTES, np.uint64)
                     size = size * table[np.minimum(data, len(table) - 1).astype(np.int64)]
-            put("size_bytes", np.int64, where[is_sane], size[is_sane])
+            put("size_bytes", np.dtype(np.int64), where[is_sane], size[is_sane])
         for role, data in read:
             if role == "copy_kind":
                 is_sane = data < len(COPY_KINDS)
-                put("copy_kind", np.int8, where[is_sane], data[is_sane])
+                put("copy_kind", np.dtype(np.int8), where[is_sane], data[is_sane])
         roles = dict(read)
         if "source_memory" in roles and declared.copy_kind is None:
             _put_memory_kinds(roles, where, put)
     return Arguments(values, known)
 
 
-def _put_memory_kinds(
-    roles: Mapping[str, npt.NDArray[np.uint64]], where: _I64, put: object
-) -> None:
+def _put_memory_kinds(roles: Mapping[str, npt.NDArray[np.uint64]], where: _I64, put: _Put) -> None:
     """Copy kind of a driver copy from the kinds of memory at its ends."""
-    assert callable(put)
     for source, first in _MEMORY_LETTERS.items():
         for target, second in _MEMORY_LETTERS.items():
             chosen = (roles["source_memory"] == source) & (roles["target_memory"] == target)
             index = COPY_KIND_NAMES.index(f"{first}2{second}")
-            put("copy_kind", np.int8, where[chosen], np.full(int(chosen.sum()), index))
+            put("copy_kind", np.dtype(np.int8), where[chosen], np.full(int(chosen.sum()), index))
 
 
 def _extract(words: npt.NDArray[np.uint64], place: Placement) -> npt.NDArray[np.uint64]:

@@ -173,9 +173,9 @@ class Pairing:
         is_late = (gap > 0) & ((sequence > until[thread]) | (not is_complete))
         counts = np.cumsum(is_late)
         first = np.flatnonzero(np.diff(thread, prepend=-1))
-        base = (counts - is_late)[first]
+        base: _I64 = (counts - is_late)[first]
         lengths = np.diff(np.append(first, len(thread)))
-        held: _Bool = counts - np.repeat(base, lengths) > 0
+        held: _Bool = np.asarray(counts - np.repeat(base, lengths) > 0, np.bool_)
         for index in np.unique(thread[held]):
             mine = sequence[held & (thread == index)]
             threads[int(index)].held_until = int(mine.max())
@@ -357,7 +357,8 @@ def _gaps(thread: _I64, sequence: _I64, last: _I64, is_carried: _Bool) -> _I64:
     previous = np.maximum(previous, last[thread])
     gap = sequence - previous - 1
     gap[is_carried] = 0
-    return np.maximum(gap, 0)
+    np.maximum(gap, 0, out=gap)
+    return gap
 
 
 def _later_depth(thread: _I64, depth: _I64) -> _I64:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Iterable
 
 import numpy as np
@@ -88,6 +89,9 @@ class Tracing:
             self._module.programs, program.RETURN_PROGRAM, self.is_multi
         )
         self._events: list[int] = []
+        #: Held while rings are drained from another thread than the one that closes them.
+        self.lock = threading.Lock()
+        self.is_closed = False
         self._n_cpus = syscalls.possible_cpus()
 
     def watch(self, programs: Iterable[str]) -> list[int]:
@@ -145,6 +149,11 @@ class Tracing:
     def close(self) -> None:
         """Detach the tracepoints and free rings, maps and programs."""
         self.unwatch()
+        with self.lock:
+            self.is_closed = True
+            self._free()
+
+    def _free(self) -> None:
         for ring in (self.entries, self.returns, self.processes, self.offcpu):
             ring.close()
         self._module.close()

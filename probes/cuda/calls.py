@@ -1,0 +1,583 @@
+"""CUDA runtime, driver and NCCL calls of a process tree, by uprobes on the mapped libraries."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from analysis.schema import CUDA_CALL, EVENT, KERNEL_FUNCTION, LOSS, OPEN_CALL, Table
+from probes.attach import returns_survive_seccomp
+from probes.cuda.coverage import coverage
+from probes.cuda.decode import COPY_KIND_NAMES, FUNCTIONS_BY_INDEX, HAS_CODE, Arguments, decode
+from probes.cuda.functions import SYMBOL_INDEX, SYMBOLS, by_symbol
+from probes.cuda.kernels import KernelNames
+from probes.cuda.meaning import MeaningTracker
+from probes.cuda.pairing import Calls, Pairing
+from probes.cuda.tracing import PROCESS_PROGRAMS, Tracing
+from probes.cuda.watching import Change, LibraryWatcher
+from probes.host import proc
+from probes.probe import Batch, ProbeError, SourceReport, make_batch
+from probes.targets import TargetChange, TargetTree
+
+SECOND_NS = 1_000_000_000
+#: Rows that one batch holds at most.
+MAX_ROWS = 1 << 18
+#: Most open calls in one snapshot.
+MAX_OPEN = 4096
+
+_FORK, _EXEC, _EXIT = 1, 2, 3
+_NAMES = pa.array(SYMBOLS)
+_LAYERS = pa.array([function.layer for function in FUNCTIONS_BY_INDEX])
+_KINDS = pa.array([function.kind for function in FUNCTIONS_BY_INDEX])
+_COPY_KINDS = pa.array(COPY_KIND_NAMES)
+_ARGUMENT_COLUMNS = (
+    "stream",
+    "kernel",
+    "grid_x",
+    "grid_y",
+    "grid_z",
+    "block_x",
+    "block_y",
+    "block_z",
+    "shared_memory_bytes",
+    "size_bytes",
+    "rank",
+)
+_LOOKUPS = [
+    SYMBOL_INDEX[name]
+    for name in ("cuModuleGetFunction", "cuLibraryGetKernel", "cudaLibraryGetKernel")
+]
+_HANDLES = [SYMBOL_INDEX[name] for name in ("__cudaGetKernel", "cudaGetKernel")]
+_REGISTRATION = SYMBOL_INDEX["__cudaRegisterFunction"]
+
+_Records = npt.NDArray[np.void]
+
+
+class CudaCalls:
+    """Records every traced call of the processes of a tree.
+
+    Args:
+        tree: Processes to record; children that the kernel tells of are added to it.
+        is_entry_only: Probe no returns: calls have no duration, open calls are not told.
+        is_multi: Use ``uprobe_multi`` links; None to use them where the kernel has them.
+        entry_bytes: Size of the ring of entries; None for the default.
+        return_bytes: Size of the ring of returns; None for the default.
+    """
+
+    name = "cuda"
+    tables: Sequence[Table] = (CUDA_CALL, EVENT, KERNEL_FUNCTION, LOSS, OPEN_CALL)
+    period_ns = 50_000_000
+
+    def __init__(
+        self,
+        tree: TargetTree,
+        *,
+        is_entry_only: bool = False,
+        is_multi: bool | None = None,
+        entry_bytes: int | None = None,
+        return_bytes: int | None = None,
+    ) -> None:
+        self._tree = tree
+        self._is_entry_only = is_entry_only
+        self._is_multi = is_multi
+        self._sizes = {
+            name: size
+            for name, size in (("entry_bytes", entry_bytes), ("return_bytes", return_bytes))
+            if size is not None
+        }
+        self._tracing: Tracing | None = None
+        self._watcher: LibraryWatcher | None = None
+        self._pairing = Pairing(is_entry_only)
+        self._meaning = MeaningTracker()
+        self._kernels = KernelNames()
+        self._hits = np.zeros(len(SYMBOLS), np.int64)
+        self._missed = np.zeros(len(SYMBOLS), np.int64)
+        self._told: Counter[tuple[str, str]] = Counter()
+        self._ending: list[tuple[bool, int]] = []
+        self._known_pids: set[int] = set()
+        self._started_ns: dict[int, int] = {}
+        self._second_ns = 0
+        self._n_fork_gaps = 0
+        self._n_rows = 0
+        self._n_lost = 0
+        self._note = ""
+        self._detacher: threading.Thread | None = None
+        self._listeners: list[_Recent] = []
+        self._coverage_told: set[tuple[int, str]] = set()
+        self._start_ns = 0
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """The BPF side while recording."""
+        return self._tracing
+
+    def start(self) -> None:
+        """Load the programs, follow the processes and attach to their libraries.
+
+        Raises:
+            ProbeError: uprobes cannot be used on this machine.
+        """
+        if not self._is_entry_only and self._has_filtered_target() and not _is_return_safe():
+            self._is_entry_only = True
+            self._pairing = Pairing(is_entry_only=True)
+            self._note = (
+                "Returns are not probed: this kernel kills a seccomp-filtered process at one; "
+                "boot another kernel for durations."
+            )
+        tracing = Tracing(self._is_multi, **self._sizes)
+        self._tracing = tracing
+        try:
+            for pid in self._tree.pids():
+                tracing.add_target(pid)
+            tracing.watch(PROCESS_PROGRAMS)
+            self._tree.refresh(time.monotonic_ns())
+            self._follow_tree()
+            self._watcher = LibraryWatcher(
+                tracing.attacher, self._tree.pids, self._started_ns.get, self._is_entry_only
+            )
+            self._watcher.start()
+        except (OSError, ProbeError) as error:
+            tracing.close()
+            self._tracing = None
+            raise ProbeError(f"CUDA calls cannot be recorded: {error}") from error
+        self._start_ns = self._second_ns = time.monotonic_ns()
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Return the calls that ended since the last drain, and what else happened."""
+        tracing = self._tracing
+        if tracing is None:
+            return []
+        batches = self._drain_rings(tracing, now_ns)
+        if now_ns - self._second_ns >= SECOND_NS:
+            self._second_ns = now_ns
+            batches.extend(self._each_second(tracing, now_ns))
+        self._n_rows += sum(batch.rows.num_rows for batch in batches)
+        return batches
+
+    def stop(self) -> Iterable[Batch]:
+        """Return what is left; the probes are detached in the background."""
+        tracing = self._tracing
+        if tracing is None or self._watcher is None:
+            return []
+        now_ns = time.monotonic_ns()
+        batches = self._drain_rings(tracing, now_ns)
+        batches += self._drain_rings(tracing, now_ns)
+        batches += self._each_second(tracing, now_ns)
+        self._n_rows += sum(batch.rows.num_rows for batch in batches)
+        self._tracing = None
+        watcher = self._watcher
+
+        def detach() -> None:
+            watcher.stop()
+            watcher.detach()
+            tracing.close()
+
+        self._detacher = threading.Thread(target=detach, name="cuda-detach")
+        self._detacher.start()
+        return batches
+
+    def wait_detached(self, timeout_s: float) -> bool:
+        """Wait until the probes are gone from the targets; return whether they are."""
+        if self._detacher is None:
+            return True
+        self._detacher.join(timeout_s)
+        return not self._detacher.is_alive()
+
+    def report(self) -> SourceReport:
+        """Return what was recorded so far: functions with hits, losses, processes with coverage."""
+        watcher = self._watcher
+        probed = watcher.probed() if watcher else []
+        n_holders = Counter(symbol for symbol, _ in probed)
+        functions = [
+            {
+                "function": symbol,
+                "layer": by_symbol[symbol].layer,
+                "library": library.path,
+                "device_inode": library.device_inode,
+                # Records name the function, not the file it was called in.
+                "n_hits": int(self._hits[SYMBOL_INDEX[symbol]])
+                if n_holders[symbol] == 1 or not self._hits[SYMBOL_INDEX[symbol]]
+                else None,
+                "has_return": not self._is_entry_only,
+            }
+            for symbol, library in sorted(probed, key=lambda item: (item[1].path, item[0]))
+        ]
+        details: dict[str, Any] = {
+            "functions": functions,
+            "is_entry_only": self._is_entry_only,
+            "n_records": int(self._hits.sum()),
+            "n_return_missed": self._pairing.n_return_missed,
+        }
+        if watcher is not None:
+            details["launch_coverage"] = {
+                str(pid): {
+                    "imported": list(one.imported),
+                    "probed": dict(one.probed),
+                    "missing": list(one.missing),
+                    "problems": list(one.problems),
+                }
+                for pid, one in self._coverage().items()
+            }
+        note = self._note
+        if watcher is not None and not probed:
+            note = f"{note} No CUDA library is mapped by the target (yet).".strip()
+        return SourceReport(self.name, self._n_rows, self._n_lost, None, note, details)
+
+    def open_calls(self) -> tuple[_Records, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return entry records, numbers and depths of the calls that are open now."""
+        calls = self._pairing.open_calls()
+        return calls.entries, calls.call_id, calls.depth
+
+    def is_launcher(self, pid: int, tid: int) -> bool | None:
+        """Return whether a thread made traced calls so far; None while none are recorded."""
+        if self._tracing is None:
+            return None
+        return (pid << 32 | tid) in self._pairing.threads_of(pid)
+
+    def keep_recent(self) -> _Recent:
+        """Return a store that receives all calls from now on, for joining other records."""
+        recent = _Recent()
+        self._listeners.append(recent)
+        return recent
+
+    def _has_filtered_target(self) -> bool:
+        statuses = (proc.read_status(pid) for pid in self._tree.pids())
+        return any(status.get("Seccomp", "0") != "0" for status in statuses if status)
+
+    def _coverage(self) -> dict[int, Any]:
+        assert self._watcher is not None
+        hits: dict[tuple[str, str], int | None] = {
+            (library.device_inode, symbol): int(self._hits[SYMBOL_INDEX[symbol]])
+            for symbol, library in self._watcher.probed()
+        }
+        return {
+            pid: coverage(libraries, hits)
+            for pid, libraries in self._watcher.libraries().items()
+            if libraries
+        }
+
+    def _drain_rings(self, tracing: Tracing, now_ns: int) -> list[Batch]:
+        """Everything in the rings. Processes first: the records of what ended are then there."""
+        processes = tracing.processes.drain()
+        returns = tracing.returns.drain()
+        is_complete = tracing.returns.is_complete
+        entries = tracing.entries.drain()
+        is_complete &= tracing.entries.is_complete
+        if len(entries):
+            self._hits += np.bincount(entries["function"], minlength=len(SYMBOLS))
+        batches: list[Batch] = []
+        calls = self._pairing.feed(entries, returns, is_complete=is_complete)
+        batches.extend(self._call_batches(calls))
+        batches.extend(self._call_batches(self._end_threads()))
+        batches.extend(self._note_processes(processes))
+        batches.extend(self._note_kernels(calls, now_ns))
+        return batches
+
+    def _end_threads(self) -> Calls:
+        """Close the threads that had ended before the last drain."""
+        keys: list[int] = []
+        for is_process, key in self._ending:
+            if is_process:
+                keys.extend(self._pairing.threads_of(key))
+                self._meaning.forget(key)
+                self._kernels.forget(key)
+            else:
+                keys.append(key)
+        self._ending = []
+        return self._pairing.end_threads(keys)
+
+    def _note_processes(self, records: _Records) -> list[Batch]:
+        changes: list[TargetChange] = []
+        for record in records:
+            time_ns, key = int(record["time_ns"]), int(record["pid_tgid"])
+            pid, kind, child = key >> 32, int(record["kind"]), int(record["child_pid"])
+            change = None
+            if kind == _FORK:
+                change = self._tree.note_fork(pid, child, time_ns)
+                self._known_pids.add(child)
+                self._started_ns[child] = time_ns
+                self._meaning.note_start(child)
+            elif kind == _EXEC:
+                change = self._tree.note_exec(pid, time_ns)
+                self._started_ns[pid] = time_ns
+                self._meaning.note_start(pid)
+                self._kernels.forget(pid)
+            elif kind == _EXIT:
+                self._ending.append((bool(child), pid if child else key))
+                if child:
+                    change = self._tree.note_exit(pid, time_ns)
+                    self._known_pids.discard(pid)
+                    self._started_ns.pop(pid, None)
+            if change is not None:
+                changes.append(change)
+        if changes and self._watcher is not None:
+            self._watcher.wake()
+        if not changes:
+            return []
+        return [
+            make_batch(
+                EVENT,
+                {
+                    "time_ns": [change.time_ns for change in changes],
+                    "kind": [change.kind for change in changes],
+                    "pid": [change.pid for change in changes],
+                    "parent_pid": [change.parent_pid for change in changes],
+                    "name": [change.name or "" for change in changes],
+                    "detail": [change.detail for change in changes],
+                },
+            )
+        ]
+
+    def _follow_tree(self) -> None:
+        """Tell the kernel side of processes that were found by looking."""
+        assert self._tracing is not None
+        pids = self._tree.pids()
+        for pid in pids - self._known_pids:
+            self._tracing.add_target(pid)
+        for pid in self._known_pids - pids:
+            self._tracing.remove_target(pid)
+        self._known_pids = pids
+
+    def _note_kernels(self, calls: Calls, now_ns: int) -> list[Batch]:
+        """Take over what names kernels, and name the kernels that are new."""
+        if not len(calls):
+            return []
+        function = calls.entries["function"]
+        words = calls.entries["words"]
+        pids = calls.entries["pid_tgid"] >> np.uint64(32)
+        batches = []
+        is_good = calls.has_return & (calls.result == 0)
+        for wanted, note, first, second in (
+            ([_REGISTRATION], self._kernels.note_registration, 1, 3),
+            (_HANDLES, self._kernels.note_handles, 0, 1),
+            (_LOOKUPS, self._kernels.note_lookup, 0, 2),
+        ):
+            rows = np.flatnonzero(np.isin(function, wanted))
+            if wanted is not _LOOKUPS:
+                chosen = rows
+            else:
+                chosen = rows[is_good[rows]]
+            for pid in np.unique(pids[chosen]):
+                mine = chosen[pids[chosen] == pid]
+                note(int(pid), words[mine, first], words[mine, second])
+        for pid in np.unique(pids):
+            handles = np.array(sorted(self._meaning.take_new(int(pid))), np.uint64)
+            if handles.size:
+                batches.append(self._kernels.resolve(int(pid), handles, now_ns))
+        return [batch for batch in batches if batch.rows.num_rows]
+
+    def _each_second(self, tracing: Tracing, now_ns: int) -> list[Batch]:
+        self._follow_tree()
+        batches = [self._open_batch(now_ns)] if not self._is_entry_only else []
+        nothing = np.empty(0, np.uint64)
+        batches.extend(self._kernels.resolve(pid, nothing, now_ns) for pid in self._tree.pids())
+        assert self._watcher is not None
+        batches.append(self._change_batch(self._watcher.take_changes(), now_ns))
+        batches.append(self._loss_batch(tracing, now_ns))
+        return [batch for batch in batches if batch.rows.num_rows]
+
+    def _change_batch(self, changes: Sequence[Change], now_ns: int) -> Batch:
+        rows = [
+            (one.time_ns, "library" if one.kind == "library" else "coverage", one)
+            for one in changes
+        ]
+        self._n_fork_gaps += sum(one.kind == "fork_gap" for one in changes)
+        problems = [
+            Change("coverage", now_ns, pid, "cuda", problem)
+            for pid, one in (
+                self._coverage().items() if now_ns - self._start_ns > 5 * SECOND_NS else ()
+            )
+            for problem in one.problems
+            if (pid, problem[:40]) not in self._coverage_told
+        ]
+        self._coverage_told |= {(one.pid, one.detail[:40]) for one in problems}
+        rows += [(one.time_ns, "coverage", one) for one in problems]
+        return make_batch(
+            EVENT,
+            {
+                "time_ns": [time_ns for time_ns, _, _ in rows],
+                "kind": [kind for _, kind, _ in rows],
+                "pid": [one.pid for _, _, one in rows],
+                "duration_ns": [one.duration_ns for _, _, one in rows],
+                "name": [one.name for _, _, one in rows],
+                "detail": [one.detail for _, _, one in rows],
+            },
+        )
+
+    def _loss_batch(self, tracing: Tracing, now_ns: int) -> Batch:
+        """What was lost since the last time, by reason and function."""
+        totals: Counter[tuple[str, str]] = Counter()
+        hit = np.flatnonzero(self._hits + self._missed).tolist()
+        probed = (
+            {SYMBOL_INDEX[symbol] for symbol, _ in self._watcher.probed()}
+            if self._watcher
+            else set()
+        )
+        symbols = sorted({*hit, *probed})
+        lost_returns: dict[int, int] = {}
+        if any(self._pairing.take_gaps().values()):
+            for index, n in tracing.lost("entries", symbols).items():
+                totals["ring_full", SYMBOLS[index]] += n
+            lost_returns = tracing.lost("returns", symbols)
+            for index, n in lost_returns.items():
+                totals["ring_full_return", SYMBOLS[index]] += n
+        for index in np.flatnonzero(self._missed).tolist():
+            known = self._told["ring_full_return", SYMBOLS[index]]
+            known = max(known, lost_returns.get(index, 0))
+            totals["return_missed", SYMBOLS[index]] = max(int(self._missed[index]) - known, 0)
+        totals["fork_gap", ""] = self._n_fork_gaps
+        for name, n in tracing.counters().items():
+            if name != "offcpu_lost":
+                totals[name, ""] += n
+        rows = [
+            (reason, function, n - self._told[reason, function])
+            for (reason, function), n in totals.items()
+            if n > self._told[reason, function]
+        ]
+        for reason, function, n in rows:
+            self._told[reason, function] += n
+        self._n_lost += sum(n for _, _, n in rows)
+        return make_batch(
+            LOSS,
+            {
+                "time_ns": [now_ns] * len(rows),
+                "source": [self.name] * len(rows),
+                "reason": [_REASONS.get(reason, reason) for reason, _, _ in rows],
+                "n_lost": [n for _, _, n in rows],
+                "function": [function or None for _, function, _ in rows],
+                "detail": [_LOSS_DETAILS[reason] for reason, _, _ in rows],
+            },
+        )
+
+    def _open_batch(self, now_ns: int) -> Batch:
+        """Snapshot of the open calls, oldest first."""
+        calls = self._pairing.open_calls()
+        rows = np.argsort(calls.entries["time_ns"], kind="stable")[:MAX_OPEN]
+        entries = calls.entries[rows]
+        arguments = decode(entries)
+        pid = (entries["pid_tgid"] >> np.uint64(32)).astype(np.int32)
+        tid = entries["pid_tgid"].astype(np.uint32).astype(np.int32)
+        states = []
+        for process, thread in zip(pid.tolist(), tid.tolist(), strict=True):
+            stat = proc.read_stat(process, tid=thread)
+            states.append(None if stat is None else stat.state)
+        function = entries["function"].astype(np.int64)
+        columns: dict[str, Any] = {
+            "time_ns": np.full(len(entries), now_ns),
+            "start_ns": entries["time_ns"].astype(np.int64),
+            "pid": pid,
+            "tid": tid,
+            "function": _NAMES.take(pa.array(function)),
+            "layer": _LAYERS.take(pa.array(function)),
+            "kind": _KINDS.take(pa.array(function)),
+            "call_id": calls.call_id[rows],
+            "depth": calls.depth[rows],
+            "is_doubtful": calls.is_doubtful[rows],
+            "thread_state": pa.array(states, pa.string()),
+        }
+        for name in ("stream", "kernel"):
+            column = arguments.array(name)
+            if column is not None:
+                columns[name] = column
+        return make_batch(OPEN_CALL, columns)
+
+    def _call_batches(self, calls: Calls) -> list[Batch]:
+        if not len(calls):
+            return []
+        self._missed += np.bincount(
+            calls.entries["function"][~calls.has_return], minlength=len(SYMBOLS)
+        ) * (not self._is_entry_only)
+        for listener in self._listeners:
+            listener.add(calls)
+        arguments = decode(calls.entries)
+        columns = self._columns(calls, arguments)
+        batch = make_batch(CUDA_CALL, columns)
+        return [
+            Batch(CUDA_CALL, batch.rows.slice(start, MAX_ROWS))
+            for start in range(0, batch.rows.num_rows, MAX_ROWS)
+        ]
+
+    def _columns(self, calls: Calls, arguments: Arguments) -> dict[str, Any]:
+        meaning = self._meaning.explain(calls, arguments)
+        entries = calls.entries
+        function = entries["function"].astype(np.int64)
+        start_ns = entries["time_ns"].astype(np.int64)
+        missing = ~calls.has_return
+        device = meaning.device
+        index = pa.array(function)
+        columns: dict[str, Any] = {
+            "start_ns": start_ns,
+            "duration_ns": pa.array(np.where(missing, 0, calls.end_ns - start_ns), mask=missing),
+            "pid": (entries["pid_tgid"] >> np.uint64(32)).astype(np.int32),
+            "tid": entries["pid_tgid"].astype(np.uint32).astype(np.int32),
+            "function": _NAMES.take(index),
+            "layer": _LAYERS.take(index),
+            "kind": _KINDS.take(index),
+            "call_id": calls.call_id,
+            "parent_call_id": pa.array(calls.parent_id, mask=calls.parent_id < 0),
+            "depth": calls.depth.astype(np.int16),
+            "device": pa.array(device, mask=device < 0),
+            "return_code": pa.array(
+                calls.result.astype(np.int32), mask=missing | ~HAS_CODE[function]
+            ),
+            "is_first_seen": pa.array(meaning.is_first_seen, mask=~meaning.is_launch),
+            "is_first_use": pa.array(meaning.is_first_use, mask=~meaning.knows_first_use),
+            "is_capture": meaning.is_capture,
+        }
+        for name in _ARGUMENT_COLUMNS:
+            column = arguments.array(name)
+            if column is not None:
+                columns[name] = column
+        if "copy_kind" in arguments.values:
+            kinds = pa.array(arguments.values["copy_kind"], mask=~arguments.is_known["copy_kind"])
+            columns["copy_kind"] = _COPY_KINDS.take(kinds)
+        return columns
+
+
+class _Recent:
+    """Calls of the last seconds, for joining what happened inside them."""
+
+    def __init__(self) -> None:
+        self._kept: list[Calls] = []
+
+    def add(self, calls: Calls) -> None:
+        """Keep some calls."""
+        self._kept.append(calls)
+
+    def take_until(self, now_ns: int, keep_ns: int) -> list[Calls]:
+        """Return what is kept, and drop what ended before the last ``keep_ns``."""
+        kept = self._kept
+        self._kept = [
+            calls
+            for calls in kept
+            if int(np.maximum(calls.end_ns, calls.entries["time_ns"].astype(np.int64)).max())
+            >= now_ns - keep_ns
+        ]
+        return kept
+
+
+def _is_return_safe() -> bool:
+    try:
+        return returns_survive_seccomp()
+    except ProbeError:
+        return False
+
+
+_REASONS = {"ring_full_return": "ring_full"}
+_LOSS_DETAILS = {
+    "ring_full": "Calls are missing: the ring buffer was full when they began.",
+    "ring_full_return": "Durations are missing: the ring buffer was full when calls returned.",
+    "return_missed": "Durations are missing: the call was left without a return that was seen.",
+    "slot_collision": "Calls of a thread are missing: its place was taken by another thread.",
+    "fork_gap": "Calls of a new process are missing until it was probed; how many is not known.",
+    "too_deep": "Calls nested deeper than is followed are missing.",
+    "process_lost": "Forks, execs or exits are missing.",
+    "targets_full": "A process is not recorded: the set of targets is full.",
+}
