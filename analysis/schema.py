@@ -658,6 +658,28 @@ CLOCK_ANCHOR = Table(
     "time_ns",
 )
 
+OPERATION = Table(
+    "operation",
+    "one operation of one worker in one step of a training job, from its operation log",
+    (
+        _time("start_ns", "Begin; steps of a log without absolute times are laid end to end."),
+        _DURATION,
+        _int("rank", "Global rank of the worker."),
+        _int("dp_rank", "Data-parallel rank.", True),
+        _int("stage", "Pipeline stage.", True),
+        _int("tp_rank", "Tensor-parallel rank.", True),
+        _int("step", "Training step as numbered by the job.", type="i64"),
+        _text("name", "Kind of operation as logged, e.g. forward-compute or grads-reduce-scatter."),
+        _int("microbatch", "Microbatch it belongs to.", True),
+        _int("model_chunk", "Chunk of the model on this stage (interleaved pipeline).", True),
+        _int("sequence", "Position among the operations of its kind, rank and step.", True),
+        Column("is_compute", "bool", "Computes; neither this nor communication: e.g. gc."),
+        Column("is_communication", "bool", "Exchanges data with other ranks."),
+    ),
+    "start_ns",
+    command="tracer import TRACE.parquet",
+)
+
 #: Every table, sorted by name. Keep this list sorted.
 TABLES: tuple[Table, ...] = (
     ANNOTATION,
@@ -674,6 +696,7 @@ TABLES: tuple[Table, ...] = (
     MPS_CLIENT,
     OFFCPU,
     OPEN_CALL,
+    OPERATION,
     PROCESS_SAMPLE,
     REQUEST,
     THREAD_SECOND,

@@ -6,11 +6,14 @@ from pathlib import Path
 
 from probes.recorded.ingero import IngeroRecording, is_ingero
 from probes.recorded.kineto import KinetoRecording, is_trace_file, rank_files
+from probes.recorded.nsys import NsysRecording, is_nsys
+from probes.recorded.operations import MAGIC as PARQUET_MAGIC
+from probes.recorded.operations import OperationsRecording, is_operation_log
 from probes.recorded.recording import Recording, RecordingError
 from probes.recorded.sqlite_file import MAGIC, SqliteFile
 
 #: Formats that can be imported, sorted.
-FORMATS = ("ingero", "kineto")
+FORMATS = ("ingero", "kineto", "nsys", "operations")
 
 
 def open_recording(path: Path | str, format: str | None = None) -> Recording:
@@ -57,6 +60,8 @@ def _recognise(path: Path) -> Recording | None:
         head = file.read(len(MAGIC))
     if head == MAGIC:
         return _open_sqlite(path)
+    if head.startswith(PARQUET_MAGIC) and is_operation_log(path):
+        return OperationsRecording(path)
     if is_trace_file(path):
         return KinetoRecording(path)
     return None
@@ -66,5 +71,7 @@ def _open_sqlite(path: Path) -> Recording | None:
     file = SqliteFile(path)
     if is_ingero(file):
         return IngeroRecording(file)
+    if is_nsys(file):
+        return NsysRecording(file)
     file.close()
     return None
