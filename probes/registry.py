@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,9 +15,6 @@ from probes.clocks import ClockAnchors
 from probes.gpu.contexts import ContextBoard
 from probes.probe import Probe
 from probes.targets import TargetTree
-
-if TYPE_CHECKING:
-    from probes.cuda.calls import CudaCalls
 
 if TYPE_CHECKING:
     from probes.cuda.calls import CudaCalls
@@ -107,12 +102,6 @@ def _nvml(options: ProbeOptions) -> Probe:
 def _offcpu(options: ProbeOptions) -> Probe:
     from probes.scheduler.offcpu import OffCpu
 
-    return OffCpu(_cuda(options))
-
-
-def _offcpu(options: ProbeOptions) -> Probe:
-    from probes.scheduler.offcpu import OffCpu
-
     return OffCpu(options.calls)
 
 
@@ -137,7 +126,6 @@ PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe | None]], ...] = (
     ("kernel_log", _kernel_log),
     ("mps", _mps),
     ("nvml", _nvml),
-    ("offcpu", _offcpu),
     ("offcpu", _offcpu),
     ("process", _process),
     ("thread", _thread),
