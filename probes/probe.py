@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -86,6 +86,14 @@ class Probe(Protocol):
 
     def report(self) -> SourceReport:
         """Return what it did so far; callable at any time after start."""
+
+
+@runtime_checkable
+class Detaching(Protocol):
+    """A probe that is removed from the target in the background after its stop."""
+
+    def wait_detached(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` s until it is gone; return whether it is."""
 
 
 def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:

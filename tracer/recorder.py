@@ -23,7 +23,7 @@ import pyarrow as pa
 from analysis.manifest import Gpu, ProbedFunction, Source, Target
 from analysis.schema import EVENT
 from probes.clocks import ClockAnchors, anchor_batch, change_batch
-from probes.probe import Batch, Probe, make_batch
+from probes.probe import Batch, Detaching, Probe, make_batch
 from probes.targets import TargetChange, TargetTree
 from tracer.host_facts import host_facts
 from tracer.session import SessionWriter
@@ -171,7 +171,9 @@ class Recorder:
         deadline = time.monotonic() + timeout_s
         for thread in self._stoppers:
             thread.join(max(deadline - time.monotonic(), 0))
-        return not any(thread.is_alive() for thread in self._stoppers)
+        detaching = [slot.probe for slot in self._slots if isinstance(slot.probe, Detaching)]
+        are_gone = [probe.wait_detached(max(deadline - time.monotonic(), 0)) for probe in detaching]
+        return all(are_gone) and not any(thread.is_alive() for thread in self._stoppers)
 
     def status(self) -> Status:
         """Return what the recording looks like now."""
