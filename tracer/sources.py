@@ -41,7 +41,8 @@ class SourceSlot:
 
     def drain(self, now_ns: int) -> list[Batch]:
         """Return what became complete; a probe that fails is lost from here on."""
-        self.due_ns = now_ns + self.probe.period_ns
+        # On a common beat, so that sources of one rate are drained at one waking.
+        self.due_ns = now_ns - now_ns % self.probe.period_ns + self.probe.period_ns
         begin_ns = time.monotonic_ns()
         batches = self._collect(lambda: self.probe.drain(now_ns))
         self.longest_drain_ns = max(self.longest_drain_ns, time.monotonic_ns() - begin_ns)

@@ -17,6 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+#: End of a body in chunks: a chunk of no bytes, perhaps with trailers.
+_LAST_CHUNK = re.compile(rb"(?:^|\r\n)0+(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n$")
+_TAIL_BYTES = 1024
 #: Most bytes of a page; a real one has some 50 to 500 kB.
 MAX_PAGE_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 18
@@ -37,6 +40,10 @@ class FetchError(Exception):
         self.is_http = is_http
 
 
+class _GoneError(FetchError):
+    """A connection kept from before was closed by the other side meanwhile."""
+
+
 @dataclass(frozen=True)
 class Page:
     """One page: its text, and begin and length of the exchange in ns of CLOCK_MONOTONIC."""
@@ -48,12 +55,13 @@ class Page:
 
 
 class Fetcher:
-    """Fetches one URL again and again, a connection for each.
+    """Fetches one URL again and again.
 
     Args:
         url: ``http`` or ``https`` URL.
         deadline_ns: Most time for one exchange.
         clock: CLOCK_MONOTONIC in ns.
+        keep: Keep the connection for the next time where the other side does; :meth:`close` it.
 
     Raises:
         FetchError: the URL is none that can be fetched.
@@ -64,6 +72,7 @@ class Fetcher:
         url: str,
         deadline_ns: int = 2_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
+        keep: bool = False,
     ) -> None:
         parts = urlsplit(url)
         try:
@@ -81,8 +90,10 @@ class Fetcher:
         self._request = (
             f"GET {path} HTTP/1.1\r\nHost: {host}:{self._port}\r\n"
             "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n"
-            "Connection: close\r\n\r\n"
+            f"Connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
         ).encode("ascii", "replace")
+        self._keep = keep
+        self._idle: socket.socket | None = None
         self._deadline_ns = deadline_ns
         self._clock = clock
         self._socket: socket.socket | None = None
@@ -96,21 +107,24 @@ class Fetcher:
         start = self._clock()
         end = start + self._deadline_ns
         try:
-            with self._connect(end) as connection:
-                self._socket = connection
-                connection.settimeout(self._left(end))
-                connection.sendall(self._request)
-                head, rest = self._head(connection, end)
-                content_type, body = self._answer(head, rest, connection, end)
+            idle, self._idle = self._idle, None
+            if idle is not None:
+                try:
+                    return self._page(idle, start, end)
+                except (_GoneError, ConnectionError):
+                    pass
+            return self._page(self._connect(end), start, end)
         except FetchError:
             raise
         except (OSError, ValueError) as error:
             is_late = isinstance(error, TimeoutError) or self._clock() >= end
             raise FetchError(self._reason(error, is_late), is_late) from None
-        finally:
-            self._socket = None
-        text = body.decode("utf-8", "replace")
-        return Page(text, content_type, start, self._clock() - start)
+
+    def close(self) -> None:
+        """Close the connection that was kept, if there is one."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.close()
 
     def abort(self) -> None:
         """End the exchange under way in another thread; does nothing without one."""
@@ -120,6 +134,24 @@ class Fetcher:
                 active.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return
+
+    def _page(self, connection: socket.socket, start: int, end: int) -> Page:
+        """One exchange over a connection, which is kept or closed afterwards."""
+        self._socket = connection
+        is_kept = False
+        try:
+            connection.settimeout(self._left(end))
+            connection.sendall(self._request)
+            head, rest = self._head(connection, end)
+            content_type, body, is_kept = self._answer(head, rest, connection, end)
+        finally:
+            self._socket = None
+            if is_kept and self._keep:
+                self._idle = connection
+            else:
+                connection.close()
+        text = body.decode("utf-8", "replace")
+        return Page(text, content_type, start, self._clock() - start)
 
     def _connect(self, end: int) -> socket.socket:
         connection = socket.create_connection((self._host, self._port), self._left(end))
@@ -143,13 +175,14 @@ class Fetcher:
                 raise FetchError("the answer is not HTTP")
             part = self._receive(connection, end)
             if not part:
-                raise FetchError("the connection was reset")
+                kind = FetchError if data else _GoneError
+                raise kind("the connection was reset")
             data += part
 
     def _answer(
         self, head: bytes, rest: bytes, connection: socket.socket, end: int
-    ) -> tuple[str, bytes]:
-        """Type and body of an answer."""
+    ) -> tuple[str, bytes, bool]:
+        """Type and body of an answer, and whether the connection can be used again."""
         lines = head.decode("latin-1").split("\r\n")
         status = _STATUS.match(lines[0])
         if status is None:
@@ -169,12 +202,16 @@ class Fetcher:
         is_chunked = "chunked" in headers.get("transfer-encoding", "").lower()
         parts = [rest]
         size = len(rest)
-        while announced is None or is_chunked or size < announced:
+        is_closing = not lines[0].startswith("HTTP/1.1") or "close" in headers.get("connection", "")
+        tail = rest[-_TAIL_BYTES:]
+        while not _is_whole(tail, size, announced, is_chunked):
             part = self._receive(connection, end)
             if not part:
+                is_closing = True
                 break
             parts.append(part)
             size += len(part)
+            tail = (tail + part if len(part) < _TAIL_BYTES else part)[-_TAIL_BYTES:]
             if size > MAX_PAGE_BYTES:
                 raise FetchError(f"the page is longer than {MAX_PAGE_BYTES >> 20} MB", True)
         body = b"".join(parts)
@@ -182,7 +219,8 @@ class Fetcher:
             body = _unchunk(body)
         elif announced is not None and size < announced:
             raise FetchError(f"the page broke off after {size} of {announced} bytes", True)
-        return headers.get("content-type", ""), body
+        is_kept = not is_closing and (is_chunked or size == announced)
+        return headers.get("content-type", ""), body, is_kept
 
     def _receive(self, connection: socket.socket, end: int) -> bytes:
         connection.settimeout(self._left(end))
@@ -208,6 +246,13 @@ class Fetcher:
         if isinstance(error, ConnectionResetError):
             return "the connection was reset"
         return str(error)[:120] or type(error).__name__
+
+
+def _is_whole(tail: bytes, size: int, announced: int | None, is_chunked: bool) -> bool:
+    """Whether a body has come to its end; one without length or chunks ends with the connection."""
+    if is_chunked:
+        return _LAST_CHUNK.search(tail) is not None
+    return announced is not None and size >= announced
 
 
 def _unchunk(data: bytes) -> bytes:

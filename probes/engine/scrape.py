@@ -72,7 +72,7 @@ class Scraper(threading.Thread):
         self.is_lost = False
         self.reader = PageReader(url)
         self._parser = ExpositionParser()
-        self._fetcher = Fetcher(url, deadline_ns, clock)
+        self._fetcher = Fetcher(url, deadline_ns, clock, keep=True)
         self._interval_ns = interval_ns
         self._deadline_ns = deadline_ns
         self._namespace = namespace
@@ -102,6 +102,7 @@ class Scraper(threading.Thread):
             pause = self._interval_ns if is_good else min(2 * pause, _MAX_PAUSE_NS)
             due = max(due + pause, self._clock())
             self._stop_event.wait((due - self._clock()) / 1e9)
+        self._fetcher.close()
         self._hand_over(self._clock())
 
     def take(self, now_ns: int) -> list[Batch]:
@@ -200,7 +201,7 @@ class EngineProbe:
     ) -> None:
         self.name = "engine"
         self.tables: Sequence[Table] = (ENGINE_SAMPLE, EVENT)
-        self.period_ns = min(interval_ns, SECOND_NS // 2)
+        self.period_ns = SECOND_NS // 2
         self._targets = targets
         self._urls = [with_path(url) for url in urls]
         self._interval_ns = interval_ns

@@ -68,11 +68,11 @@ served = 0
 while True:
     connection, _ = server.accept()
     with connection:
-        connection.recv(65536)
-        page = pages[served % len(pages)]
-        served += 1
-        head = "HTTP/1.1 200 OK\\r\\nContent-Type: text/plain\\r\\nContent-Length: %d\\r\\n\\r\\n"
-        connection.sendall((head % len(page)).encode() + page)
+        while connection.recv(65536):
+            page = pages[served % len(pages)]
+            served += 1
+            head = "HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(page)
+            connection.sendall(head.encode() + page)
 """
 
 

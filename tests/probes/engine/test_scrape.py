@@ -270,3 +270,26 @@ def test_ports_of_other_processes_are_never_asked() -> None:
         finally:
             other.kill()
             other.wait()
+
+
+def test_a_connection_is_kept_and_made_anew_when_the_other_side_closed_it() -> None:
+    connections: list[int] = []
+
+    def two_answers(connection: socket.socket) -> None:
+        """Answers two requests of a connection, the second in chunks, and closes it."""
+        connections.append(1)
+        body = b"vllm:num_requests_running 1\n"
+        head = b"HTTP/1.1 200 OK\r\n"
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        if connection.recv(65536):
+            chunk = b"%x\r\n" % len(body) + body + b"\r\n"
+            connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk)
+            for byte in b"0\r\nX-Trailer: 1\r\n\r\n":
+                connection.sendall(bytes([byte]))
+
+    with serving(two_answers) as server:
+        fetcher = Fetcher(server.url, keep=True)
+        texts = {fetcher.get().text for _ in range(4)}
+        fetcher.close()
+    assert texts == {"vllm:num_requests_running 1\n"}
+    assert len(connections) == 2
