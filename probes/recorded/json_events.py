@@ -1,9 +1,9 @@
 """Streams the events of a trace file in Chrome's JSON format, plain or gzip, in bounded memory.
 
 A trace is ``{"traceEvents": [EVENT, ...], ...}`` or ``[EVENT, ...]``. It is read in blocks of a
-few MiB. A block is cut between events where one object ends and, after a comma, another begins:
-fast, and wrong only where events hold lists of objects, so whoever parses the pieces falls back
-to :func:`split_exactly`, which follows strings and brackets.
+few MiB. A block is cut between events where one object ends and, after a comma, another begins.
+That is fast, and wrong only where an event holds a list of objects or a string looks like one;
+where anything hints at that, the block is cut by following strings and brackets instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,9 @@ _RATIO_CHECK_BYTES = 64 << 20
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
-_LIST_END = re.compile(rb"\}\s*\]")
+#: An object in a list is last, or followed by something else than an object: the list may be one
+#: inside of an event, where a cut between objects is wrong, or the list of events may end.
+_DOUBT = re.compile(rb'\}\s*(?:\]|,\s*(?:[^{"\s]|"(?:[^"\\]|\\.)*"\s*[,\]]))')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,60})"')
 
 _QUOTE, _OPEN, _CLOSE, _ESCAPE = 1, 2, 3, 4
@@ -190,22 +191,22 @@ class EventStream:
     def _cut(self, data: bytes) -> tuple[EventBlock | None, bytes, bool]:
         """Return the complete events at the front, what is left, and whether the list ended."""
         cuts = [(match.start() + 1, match.end() - 1) for match in _BETWEEN.finditer(data)]
-        starts = [0] + [cut[1] for cut in cuts]
-        ends = [cut[0] for cut in cuts]
-        for match in _LIST_END.finditer(data):
-            piece = bisect_right(starts, match.start()) - 1
-            at = first_unmatched(data[starts[piece] : match.end()])
-            if at is not None:
-                end = starts[piece] + at
-                return (
-                    self._block(data, starts[: piece + 1], [*ends[:piece], end]),
-                    data[end + 1 :],
-                    True,
-                )
-        if data[starts[-1] :].lstrip()[:1] == b"]":
-            rest = data[starts[-1] :].lstrip()[1:]
-            return self._block(data, starts[:-1], ends), rest, True
-        return self._block(data, starts[:-1], ends), data[starts[-1] :], False
+        front = data[: cuts[-1][0]] if cuts else b""
+        is_sure = front.count(b"{") == front.count(b"}") and not _DOUBT.search(data)
+        if is_sure and data.lstrip()[:1] != b"]":
+            starts = [0] + [cut[1] for cut in cuts]
+            return (
+                self._block(data, starts[:-1], [cut[0] for cut in cuts]),
+                data[starts[-1] :],
+                False,
+            )
+        end = first_unmatched(data)
+        exact_starts, exact_ends = split_exactly(data if end is None else data[:end])
+        block = self._block(data, exact_starts.tolist(), exact_ends.tolist())
+        if end is not None:
+            return block, data[end + 1 :], True
+        last = int(exact_ends[-1]) if len(exact_ends) else 0
+        return block, data[last:].lstrip(b", \t\r\n"), False
 
     def _block(self, data: bytes, starts: list[int], ends: list[int]) -> EventBlock | None:
         if not starts:
@@ -245,6 +246,13 @@ class EventStream:
             self._problems.add("text after the events: not readable")
             return
         self._add_header(header)
+
+
+def _is_balanced(data: bytes, n_bytes: int) -> bool:
+    """Whether as many objects end as begin in the first bytes."""
+    front = np.frombuffer(data, np.uint8, n_bytes) if n_bytes else np.empty(0, np.uint8)
+    opened, closed = np.count_nonzero(front == ord("{")), np.count_nonzero(front == ord("}"))
+    return bool(opened == closed)
 
 
 def _tokens(data: bytes) -> tuple[_Ints, npt.NDArray[np.int8]]:
