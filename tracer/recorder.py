@@ -96,20 +96,25 @@ class Recorder:
             return  # it is awake already, or has ended
 
     def start(self) -> None:
-        """Begin: write down host and targets and start every probe."""
-        anchor, _ = self._anchors.read()
-        self._start_ns = anchor.monotonic_ns
-        self._manifest.start_ns = anchor.monotonic_ns
-        self._manifest.start_realtime_ns = anchor.realtime_ns
+        """Write down host and targets and start every probe; the recording begins after that."""
+        self._mark_start()
         self._manifest.host.update(host_facts())
-        self._append([anchor_batch(anchor)])
         for slot in self._slots:
             slot.start()
             if not slot.is_running:
                 self._notice("source_lost", slot.probe.name, slot.note)
-        self._due["anchor"] = anchor.monotonic_ns + ANCHOR_NS
+        self._mark_start()
+        self._due["anchor"] = self._start_ns + ANCHOR_NS
         self._update_manifest()
         self._writer.write_manifest()
+
+    def _mark_start(self) -> None:
+        """Take the present time as the begin of the recording."""
+        anchor, _ = self._anchors.read()
+        self._start_ns = anchor.monotonic_ns
+        self._manifest.start_ns = anchor.monotonic_ns
+        self._manifest.start_realtime_ns = anchor.realtime_ns
+        self._append([anchor_batch(anchor)])
 
     def run(self) -> str:
         """Record until the end and return its reason; :meth:`start` comes before."""

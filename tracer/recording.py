@@ -22,6 +22,8 @@ from tracer.recorder import Recorder, stopped_by_signals
 from tracer.session import SessionWriter
 from tracer.status import Status, status_line
 
+#: Removing the probes is only told where it takes longer than this.
+QUIET_DETACH_S = 1.0
 #: Longest wait for probes to be gone from the target, after the files are closed.
 DETACH_TIMEOUT_S = 120.0
 
@@ -100,9 +102,10 @@ def record(options: RecordOptions) -> int:
             reason = recorder.run()
         stop_begin = time.monotonic()
         is_complete = recorder.finish()
-        _tell_end(path, writer.manifest, reason, time.monotonic() - stop_begin)
-        if not recorder.wait_detached(0.0):
+        _tell_end(writer.manifest, reason, time.monotonic() - stop_begin)
+        if not recorder.wait_detached(QUIET_DETACH_S):
             _wait_detached(recorder)
+        _say(f"Next: tracer analyze {path}")
     if not is_complete:
         raise SessionError(
             f"{path} lacks its last rows. {writer.problem or 'The disk does not answer.'} "
@@ -175,7 +178,7 @@ def _tell_start(path: Path, manifest: Manifest) -> None:
     _say(f"Recording {names}{more} into {path}. End it with Ctrl-C.")
 
 
-def _tell_end(path: Path, manifest: Manifest, reason: str, stop_s: float) -> None:
+def _tell_end(manifest: Manifest, reason: str, stop_s: float) -> None:
     start_ns, end_ns = manifest.start_ns or 0, manifest.end_ns or 0
     n_rows = sum(source.n_rows for source in manifest.sources if source.name == "session")
     _say(
@@ -187,7 +190,6 @@ def _tell_end(path: Path, manifest: Manifest, reason: str, stop_s: float) -> Non
             _say(f"{source.name} lost {source.n_lost:,} records. {source.note}".rstrip())
         elif source.state == "lost":
             _say(f"{source.name} failed: {source.note}")
-    _say(f"Next: tracer analyze {path}")
 
 
 def _wait_detached(recorder: Recorder) -> None:
