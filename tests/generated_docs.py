@@ -65,9 +65,10 @@ def cause_page() -> str:
 def function_page() -> str:
     """The functions that are probed."""
     lines = [HEADER, "# Probed functions", ""]
-    lines += ["| function | layer | kind | exported as | columns filled |", "|---|---|---|---|---|"]
+    lines += ["| function | layer | kind | also exported as | arguments recorded |", "|---|---|---|---|---|"]
     for function in FUNCTIONS:
-        columns = ", ".join(f"`{argument.column}`" for argument in function.arguments)
+        roles = dict.fromkeys(field.role for field in function.fields)
+        columns = ", ".join(f"`{role}`" for role in roles)
         others = ", ".join(name for name in function.symbols if name != function.name)
         lines.append(
             f"| `{function.name}` | {function.layer} | {function.kind} | {others} | {columns} |"

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: Modules that only one file may import, at any depth (a door each).
 DOORS = {
-    "bcc": ("probes/bpf.py", "probes/bpf_child.py"),
-    "pynvml": ("probes/gpu/nvml.py", "probes/gpu/nvml_child.py"),
+    "bcc": ("probes/compiler.py",),
+    "pynvml": ("probes/gpu/nvml_child.py",),
 }
 #: What analysis must never need: it opens sessions on a laptop.
 NEVER_IN_ANALYSIS = {"bcc", "pynvml", "click", "psutil", "prometheus_client"}
