@@ -125,7 +125,8 @@ class LaunchedCommand:
 def _become(arguments: Sequence[str], report_to: int) -> None:
     """In the child: become the command; an error goes to the pipe. Never returns."""
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        # Python ignores the first two in itself; a program expects them as they are by default.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         try:
             _ptrace(_TRACEME, 0, 0, 0)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from analysis.manifest import Gpu, ProbedFunction, Source, Target
 from analysis.schema import EVENT
-from probes.clocks import ClockAnchors, anchor_batch, change_batch
+from probes.clocks import Anchor, ClockAnchors, anchor_batch, change_batch
 from probes.probe import Batch, Detaching, Probe, make_batch
 from probes.targets import TargetChange, TargetTree
 from tracer.host_facts import host_facts
@@ -110,11 +110,10 @@ class Recorder:
 
     def _mark_start(self) -> None:
         """Take the present time as the begin of the recording."""
-        anchor, _ = self._anchors.read()
+        anchor = self._read_clocks()
         self._start_ns = anchor.monotonic_ns
         self._manifest.start_ns = anchor.monotonic_ns
         self._manifest.start_realtime_ns = anchor.realtime_ns
-        self._append([anchor_batch(anchor)])
 
     def run(self) -> str:
         """Record until the end and return its reason; :meth:`start` comes before."""
@@ -243,11 +242,12 @@ class Recorder:
             if batch.table.name == "open_call" and self._watchers:
                 self._open_calls.append(batch.rows)
 
-    def _read_clocks(self) -> None:
+    def _read_clocks(self) -> Anchor:
         anchor, changes = self._anchors.read()
         self._append([anchor_batch(anchor)])
         if changes:
             self._append([change_batch(changes)])
+        return anchor
 
     def _note_ended_root(self, poller: select.poll, descriptor: int) -> None:
         if descriptor not in self._roots.values():

@@ -126,10 +126,7 @@ def test_a_target_that_vanishes_ends_the_recording(tmp_path, target):
     assert manifest.targets[0].end_ns is not None
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("sleep 0.3; exit 3", 3)],
-)
+@pytest.mark.parametrize(("script", "code"), [("sleep 0.2; exit 7", 7), ("kill -9 $$", 137)])
 def test_the_status_of_a_command_is_passed_on(tmp_path, script, code):
     done = tracer("record", "-o", tmp_path / "s", "--", "sh", "-c", script)
     assert done.returncode == code, done.stderr
@@ -152,13 +149,11 @@ def test_a_command_that_cannot_be_started(tmp_path):
     assert "No such file" in done.stderr and not (tmp_path / "s").exists()
 
 
-def test_a_command_sees_its_own_output_and_signals(tmp_path):
-    script = "import signal; print(signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN, flush=True)"
-    done = tracer("record", "-o", tmp_path / "s", "--", "python3", "-S", "-c", script)
-    assert done.stdout == "True\n", "Python itself ignores SIGPIPE; nothing else was printed"
-    done = tracer("record", "-o", tmp_path / "t", "--", "sh", "-c", "yes | head -1")
-    assert done.returncode == 0 and done.stdout == "y\n"
-    assert "Broken pipe" not in done.stderr
+def test_a_command_has_its_own_output_and_the_usual_signals(tmp_path):
+    script = "grep -h Sig[BI] /proc/self/status"
+    done = tracer("record", "-o", tmp_path / "s", "--", "sh", "-c", script)
+    masks = [int(line.split()[1], 16) for line in done.stdout.splitlines()]
+    assert masks == [0, 0], "no signal is blocked or ignored, and nothing else was printed"
 
 
 def test_only_what_a_cause_needs(tmp_path, target):
