@@ -12,6 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import compress
+from operator import ne
+from typing import Literal
 
 #: Series remembered before the memory of a page is dropped (label churn of a hostile page).
 MAX_REMEMBERED = 50_000
@@ -52,7 +55,8 @@ class ExpositionParser:
         self._types: dict[str, str] = {}
         self._comments: set[str] = set()
         self._lines: list[str] = []
-        self._results: list[tuple[Series, float] | None] = []
+        self._results: list[tuple[Series, float] | Literal[False] | None] = []
+        self._n_bad = 0
 
     def parse(self, text: str) -> Exposition:
         """Return the samples of a page in order; lines that are none are skipped and counted."""
@@ -60,25 +64,28 @@ class ExpositionParser:
             self._remembered.clear()
             self._comments.clear()
             self._types = {}
+            self._lines = []
         # Not splitlines(): label values may hold other line boundaries.
         lines = text.split("\n")
-        parse_line = self._line
-        # Most lines of a page are the same as at the last scrape, in the same place.
-        results = [
-            result if line == old else parse_line(line)
-            for line, old, result in zip(lines, self._lines, self._results, strict=False)
-        ]
-        results.extend(map(parse_line, lines[len(results) :]))
-        self._lines, self._results = lines, results
-        samples = [result for result in results if result is not None]
-        n_bad_lines = 0
-        if len(samples) < len(lines):
-            n_bad_lines = sum(
-                1
-                for line, result in zip(lines, results, strict=True)
-                if result is None and line and line[0] != "#" and line.strip()
-            )
-        return Exposition(samples, self._types, n_bad_lines, text.endswith("\n"))
+        if len(lines) == len(self._lines):
+            # Most lines of a page are the same as at the last scrape, in the same place.
+            for place in list(compress(range(len(lines)), map(ne, lines, self._lines))):
+                self._n_bad -= self._results[place] is False
+                self._results[place] = self._judge(lines[place])
+        else:
+            self._n_bad = 0
+            self._results = list(map(self._judge, lines))
+        self._lines = lines
+        samples = [result for result in self._results if result]
+        return Exposition(samples, self._types, self._n_bad, text.endswith("\n"))
+
+    def _judge(self, line: str) -> tuple[Series, float] | Literal[False] | None:
+        """The sample of one line; None for a comment or an empty line; False (counted) for none."""
+        result = self._line(line)
+        if result is None and line and line[0] != "#" and line.strip():
+            self._n_bad += 1
+            return False
+        return result
 
     def _line(self, line: str) -> tuple[Series, float] | None:
         """The sample of one line; None for a comment, an empty line, and one that is none."""

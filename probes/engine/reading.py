@@ -116,7 +116,7 @@ class PageReader:
 
     def hold(self, page: Exposition, time_ns: int, scrape_ns: int) -> bool:
         """Keep the rows of a page for :meth:`take`; tells whether there are any."""
-        series = [item[0] for item in page.samples]
+        series = [item for item, _ in page.samples]
         if self._plan is None or series != self._series:
             self._plan = _Plan(series)
             self._series = series
@@ -125,7 +125,7 @@ class PageReader:
             self.engine = plan.engine
         if not plan.n_rows:
             return False
-        values = np.array([item[1] for item in page.samples], dtype=np.float64)
+        values = np.fromiter((value for _, value in page.samples), np.float64, len(series))
         self._held.append(_Held(plan, plan.values(values), time_ns, scrape_ns))
         return True
 
