@@ -325,6 +325,8 @@ def stopped_by_signals(recorder: Recorder) -> Iterator[None]:
     def handle(number: int, _: FrameType | None) -> None:
         recorder.stop(names[signal.Signals(number)])
 
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        del names[signal.SIGHUP]  # run by nohup: the recording outlives its terminal
     before = {number: signal.signal(number, handle) for number in names}
     try:
         yield
