@@ -25,6 +25,9 @@ CGROUP_THROTTLE = "launch.cgroup_throttle"
 OCCUPIED_SHARE = 0.5
 #: Above this, what looks like a local delay may be the hypervisor's doing.
 STEAL_SHARE = 0.10
+#: Most names that one finding blames, and how near to the worst the others must come.
+MAX_CULPRITS = 3
+CULPRIT_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -158,16 +161,13 @@ def find_cpu_delay(facts: Facts) -> Finding:
         )
         finding.settled_by = "host_sample of the target's cgroup"
         return finding
-    pid, _tid, name, _ns = held[0]
-    # Several processes of one name (a pool of workers) are one culprit to the reader.
-    alike = [item for item in held if item[2] == name]
-    taken = sum(item[3] for item in alike) / max(in_all, 1)
-    others = f" and {len(alike) - 1} more of that name" if len(alike) > 1 else ""
-    culprit = f"{name} (pid {pid}{others})"
+    groups = _by_name(held, in_all, launcher.pid)
+    culprit = " and ".join(text for text, _ in groups)
     finding.status, finding.confidence = Status.FOUND, confidence
+    finding.evidence += [Evidence("cpu_taken_by", culprit, "", None, "offcpu")]
     finding.evidence += [
-        Evidence("cpu_taken_by", culprit, "", None, "offcpu"),
-        Evidence("cpu_taken_by_share", round(100 * taken, 1), "%", None, "offcpu"),
+        Evidence("cpu_taken_by_share", round(100 * share, 1), "%", None, "offcpu")
+        for _, share in groups[:1]
     ]
     own = f"process {launcher.pid}"
     finding.summary = (
@@ -181,6 +181,29 @@ def find_cpu_delay(facts: Facts) -> Finding:
         "thread CPUs of its own (cpuset, taskset) or a higher weight."
     )
     return finding
+
+
+def _by_name(
+    held: list[tuple[int | None, int | None, str, int]], in_all: int, own_pid: int
+) -> list[tuple[str, float]]:
+    """Who held the CPU, as text with its share of the wait: the worst, and who comes close.
+
+    Several processes of one name (a pool of workers) are one culprit to the reader.
+    """
+    sums: dict[str, int] = {}
+    for _, _, name, ns in held:
+        sums[name] = sums.get(name, 0) + ns
+    ranked = sorted(sums.items(), key=lambda item: -item[1])
+    named: list[tuple[str, float]] = []
+    for name, ns in ranked[:MAX_CULPRITS]:
+        if named and ns < CULPRIT_SHARE * ranked[0][1]:
+            break
+        alike = [pid for pid, _, other, _ in held if other == name]
+        others = f" and {len(alike) - 1} more of that name" if len(alike) > 1 else ""
+        is_own = alike == [own_pid]
+        which = "other threads of the same process" if is_own else f"pid {alike[0]}{others}"
+        named.append((f"{name} ({which})", ns / max(in_all, 1)))
+    return named
 
 
 def _without_states(facts: Facts, launcher: Launcher) -> Finding:
