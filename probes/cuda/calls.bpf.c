@@ -29,6 +29,7 @@ struct slot {
 #define PROCESSES_LOST 2
 #define OFFCPU_LOST 3
 #define TARGETS_FULL 4
+#define RING_FULL 5 /* told by function in lost_entries and lost_returns */
 #define N_COUNTERS 8
 
 BPF_ARRAY(slots, struct slot, N_SLOTS);
@@ -142,6 +143,7 @@ static __always_inline struct call_entry *begin_call(struct pt_regs *ctx)
         u64 *value = lost_entries.lookup(&function);
         if (value)
             *value += 1;
+        count(RING_FULL);
         return 0;
     }
     call->time_ns = bpf_ktime_get_ns();
@@ -218,6 +220,7 @@ int call_return(struct pt_regs *ctx)
         u64 *value = lost_returns.lookup(&function);
         if (value)
             *value += 1;
+        count(RING_FULL);
         return 0;
     }
     call->time_ns = time_ns;

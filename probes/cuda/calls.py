@@ -239,7 +239,7 @@ class CudaCalls:
         """Return whether a thread made traced calls so far; None while none are recorded."""
         if self._tracing is None:
             return None
-        return (pid << 32 | tid) in self._pairing.threads_of(pid)
+        return self._pairing.knows(pid << 32 | tid)
 
     def keep_recent(self) -> _Recent:
         """Return a store that receives all calls from now on, for joining other records."""
@@ -272,25 +272,24 @@ class CudaCalls:
         is_complete &= tracing.entries.is_complete
         if len(entries):
             self._hits += np.bincount(entries["function"], minlength=len(SYMBOLS))
-        batches: list[Batch] = []
+        ending, self._ending = self._ending, []
+        batches = self._note_processes(processes)
         calls = self._pairing.feed(entries, returns, is_complete=is_complete)
         batches.extend(self._call_batches(calls))
-        batches.extend(self._call_batches(self._end_threads()))
-        batches.extend(self._note_processes(processes))
+        batches.extend(self._call_batches(self._end_threads(ending)))
         batches.extend(self._note_kernels(calls, now_ns))
         return batches
 
-    def _end_threads(self) -> Calls:
-        """Close the threads that had ended before the last drain."""
+    def _end_threads(self, ending: Sequence[tuple[bool, int]]) -> Calls:
+        """Close threads that had ended before the last drain: (is a process, its pid or key)."""
         keys: list[int] = []
-        for is_process, key in self._ending:
+        for is_process, key in ending:
             if is_process:
                 keys.extend(self._pairing.threads_of(key))
                 self._meaning.forget(key)
                 self._kernels.forget(key)
             else:
                 keys.append(key)
-        self._ending = []
         return self._pairing.end_threads(keys)
 
     def _note_processes(self, records: _Records) -> list[Batch]:
@@ -422,7 +421,8 @@ class CudaCalls:
         )
         symbols = sorted({*hit, *probed})
         lost_returns: dict[int, int] = {}
-        if any(self._pairing.take_gaps().values()):
+        counters = tracing.counters()
+        if counters.pop("ring_full"):
             for index, n in tracing.lost("entries", symbols).items():
                 totals["ring_full", SYMBOLS[index]] += n
             lost_returns = tracing.lost("returns", symbols)
@@ -433,7 +433,7 @@ class CudaCalls:
             known = max(known, lost_returns.get(index, 0))
             totals["return_missed", SYMBOLS[index]] = max(int(self._missed[index]) - known, 0)
         totals["fork_gap", ""] = self._n_fork_gaps
-        for name, n in tracing.counters().items():
+        for name, n in counters.items():
             if name != "offcpu_lost":
                 totals[name, ""] += n
         rows = [

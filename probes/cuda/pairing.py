@@ -110,8 +110,6 @@ class Pairing:
         self.n_gap_records = 0
         self.n_return_missed = 0
         self.n_foreign_returns = 0
-        #: Records missing by (pid_tgid) since the last call of :meth:`take_gaps`.
-        self._gaps: dict[int, int] = {}
 
     def feed(self, entries: _Records, returns: _Records, *, is_complete: bool) -> Calls:
         """Return the calls that the new records close.
@@ -157,7 +155,7 @@ class Pairing:
             keep = ~held
             order, thread, sequence = order[keep], thread[keep], sequence[keep]
             gap, is_carried = gap[keep], is_carried[keep]
-        self._note_progress(keys, threads, thread, sequence, gap)
+        self._note_progress(threads, thread, sequence, gap)
         return self._match(all_entries, returns, order, thread, gap, is_carried)
 
     def _hold(
@@ -197,7 +195,6 @@ class Pairing:
 
     def _note_progress(
         self,
-        keys: npt.NDArray[np.uint64],
         threads: list[_Thread],
         thread: _I64,
         sequence: _I64,
@@ -208,9 +205,6 @@ class Pairing:
         for position in ends:
             state = threads[int(thread[position])]
             state.sequence = max(state.sequence, int(sequence[position]))
-        for position in np.flatnonzero(gap):
-            key = int(keys[thread[position]])
-            self._gaps[key] = self._gaps.get(key, 0) + int(gap[position])
         self.n_gap_records += int(gap.sum())
 
     def _match(
@@ -300,11 +294,6 @@ class Pairing:
         )
         return OpenCalls(self._open, self._open_id, depth, self._open_doubtful | has_held)
 
-    def take_gaps(self) -> dict[int, int]:
-        """Return the missing records by ``pid_tgid`` since the last time this was asked."""
-        gaps, self._gaps = self._gaps, {}
-        return gaps
-
     def end_threads(self, pid_tgids: Iterable[int]) -> Calls:
         """Forget threads that ended; return the calls they ended in, without a return."""
         gone = [key for key in pid_tgids if self._threads.pop(key, None) is not None]
@@ -328,6 +317,10 @@ class Pairing:
         self._open_parent = self._open_parent[~is_gone]
         self._open_doubtful = self._open_doubtful[~is_gone]
         return calls
+
+    def knows(self, pid_tgid: int) -> bool:
+        """Return whether a living thread made a call."""
+        return pid_tgid in self._threads
 
     def threads_of(self, pid: int) -> list[int]:
         """Return the ``pid_tgid`` of every thread of a process that made a call."""

@@ -34,7 +34,14 @@ PROCESS_PROGRAMS = ("process_fork", "process_exec", "process_exit")
 SCHEDULER_PROGRAMS = ("scheduler_switch", "scheduler_waking")
 
 #: Counters of the BPF side, by their index there.
-COUNTERS = ("slot_collision", "too_deep", "process_lost", "offcpu_lost", "targets_full")
+COUNTERS = (
+    "slot_collision",
+    "too_deep",
+    "process_lost",
+    "offcpu_lost",
+    "targets_full",
+    "ring_full",
+)
 _MAPS = (
     "targets",
     "described",
