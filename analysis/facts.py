@@ -16,6 +16,7 @@ from analysis.calls import Calls, load_calls
 from analysis.device import Steps, process_steps
 from analysis.engine import EngineSeries, load_engine
 from analysis.gpu import GpuSamples, Samples, load_gpu
+from analysis.idleness import Idleness, timed_devices
 from analysis.threads import Absences, Launcher, load_absences
 from analysis.timeline import Session
 
@@ -223,6 +224,11 @@ class Facts:
                 "copy": intervals.union(spans[mine & is_copy & ~is_collective]),
             }
         return result
+
+    @cached_property
+    def timed(self) -> list[Idleness]:
+        """What each device with device times ran, and why it was idle; empty without them."""
+        return timed_devices(self.session)
 
     def idle(self, device: int | None) -> Ints:
         """Return the disjoint intervals in which a device certainly ran nothing of the session."""

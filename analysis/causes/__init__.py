@@ -5,6 +5,8 @@ from __future__ import annotations
 from analysis.causes import (
     contention,
     device,
+    device_idle,
+    device_work,
     first_use,
     hang,
     host,
@@ -21,6 +23,8 @@ from analysis.causes.declaration import Cause, Needs
 _FAMILIES = (
     contention.CAUSES,
     device.CAUSES,
+    device_idle.CAUSES,
+    device_work.CAUSES,
     first_use.CAUSES,
     hang.CAUSES,
     host.CAUSES,

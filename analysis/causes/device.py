@@ -34,15 +34,6 @@ CAUSES = (
         "Move fewer bytes: quantise weights or KV cache, or batch more.",
     ),
     Cause(
-        "transfer.host_link",
-        "copies over the host link hold the work up",
-        "Copies over PCIe or NVLink serialise with the work.",
-        "Copies are on the critical path, at the link's ceiling, pageable or ordered.",
-        "Copies that overlap with compute cost nothing.",
-        "Record device times: tracer record --cupti -- COMMAND, or import a trace.",
-        "Use pinned memory and another stream, or keep the data on the device.",
-    ),
-    Cause(
         "power.throttle",
         "thermal or power limits slow the clocks",
         "The device runs below its clock because of heat or power.",
@@ -50,15 +41,6 @@ CAUSES = (
         "A flag alone.",
         "Record GPU samples: tracer record --pid PID.",
         "Check cooling and power limit.",
-    ),
-    Cause(
-        "device.compute_bound",
-        "the device is the limit and does useful work",
-        "The device is busy and the host keeps it fed.",
-        "High busy share, deep queue, normal clocks.",
-        "Launch latency: long launch calls are then back-pressure of a full queue.",
-        "Record device times: tracer record --cupti -- COMMAND, or import a trace.",
-        "Nothing is wrong on the host: make the kernels cheaper or add devices.",
     ),
     Cause(
         "speculation.loss",

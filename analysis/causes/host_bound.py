@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import intervals, quantiles
-from analysis.causes import launch_delay
+from analysis.causes import device_idle, launch_delay
 from analysis.causes.declaration import Cause, Needs
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
@@ -14,7 +14,7 @@ from analysis.severity import assess
 
 Ints = npt.NDArray[np.int64]
 
-HOST_BOUND = "launch.host_bound"
+HOST_BOUND = device_idle.HOST_BOUND
 
 #: Share of the demand that the device must be idle. A healthy engine that computes its next step
 #: after the sync of the last leaves its device alone for a tenth to a fifth of each step.
@@ -35,6 +35,9 @@ N_SAMPLES = 3
 
 def find_host_bound(facts: Facts) -> Finding:
     """Return whether the device ran dry because the host launched too slowly."""
+    timed = device_idle.find_host_bound(facts)
+    if timed is not None:
+        return timed
     best: Finding | None = None
     for device in facts.devices:
         finding = _of_device(facts, device)
@@ -149,7 +152,8 @@ CAUSES = (
         "the host launches too slowly",
         "Each launch is normal, but the device runs dry between them.",
         "Short syncs and a utilisation below the launching thread's busy share, or idle time in "
-        "every step that ends at the next launch while the thread computes; no delay inside.",
+        "every step that ends at the next launch while the thread computes; with device times, "
+        "gaps that end at a late launch; no delay inside.",
         "Back-pressure: long launch calls with a full queue mean that the device is behind.",
         "Record the scheduler and NVML: tracer record --pid PID as root; device times settle it.",
         "Use CUDA graphs, larger batches or asynchronous scheduling; take Python out of the step.",

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from analysis import engine as words
 from analysis import intervals, quantiles
+from analysis.causes import engine_steps
 from analysis.causes.declaration import Cause, Needs
 from analysis.engine import EngineSeries, gauge_at
 from analysis.facts import Facts
@@ -18,7 +19,7 @@ from analysis.severity import assess
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-HOGGING = "prefill.hogging"
+HOGGING = engine_steps.HOGGING
 
 #: Generation below this share of the engine's own good seconds counts as held up. The good seconds
 #: are its upper quarter: a service that is hogged for half of the time still shows them.
@@ -96,7 +97,7 @@ def find_hogging(facts: Facts) -> Finding:
     """Return whether prompts held the device while decodes waited."""
     finding = Finding(HOGGING, Status.NOT_FOUND, confidence=0.8)
     tokens = _tokens(facts.engine) if facts.engine is not None else None
-    steps = _by_steps(facts)
+    steps = engine_steps.find_by_batches(facts) or _by_steps(facts)
     if tokens is None and steps is None:
         return Finding(
             HOGGING,
@@ -313,13 +314,14 @@ CAUSES = (
         "prompts hold the device while decodes wait",
         "Prefill steps take so long that running requests hardly get a token.",
         "Prompt tokens come while generation is near zero with two or more requests running, and "
-        "the time between tokens rises; or long eager steps among short graph steps.",
+        "the time between tokens rises; or long eager steps among short graph steps; or steps "
+        "whose names tell of prompts, against steps of decodes alone.",
         "Preemption and recompute, a hang.",
         "Record the engine's metrics: tracer record --pid PID --engine URL.",
         "Use smaller prefill chunks (max_num_batched_tokens), interleave decode steps, or put "
         "prefill on other devices.",
         Needs(
-            any_of=(("engine_sample", "cuda_call"),),
+            any_of=(("engine_sample", "cuda_call", "annotation"),),
             optional=("gpu_sample",),
         ),
         find_hogging,
