@@ -104,22 +104,23 @@ class HostProbe:
 
 
 def read_host(
-    root: Path = proc.PROC, read: ReadFile = proc.read_bytes, with_pages: bool = True
+    root: Path = proc.PROC, read: ReadFile = proc.read_bytes, with_slow: bool = True
 ) -> dict[str, int | float]:
     """Return the columns of ``host_sample`` of the whole host; what is not known is absent.
 
     Args:
         root: Where /proc is.
         read: Reads a file.
-        with_pages: Also counts of swapped pages and faults, which are slow to tell.
+        with_slow: Also what is slow to tell (pages swapped, faults) or changes slowly (load).
     """
     columns: dict[str, int | float] = {}
     columns.update(_cpu(read(f"{root}/stat") or b""))
-    words = (read(f"{root}/loadavg") or b"").split()
-    try:
-        columns["load1"] = float(words[0])
-    except (ValueError, IndexError):
-        columns.pop("load1", None)
+    if with_slow:
+        words = (read(f"{root}/loadavg") or b"").split()
+        try:
+            columns["load1"] = float(words[0])
+        except (ValueError, IndexError):
+            columns.pop("load1", None)
     columns.update(read_pressure(f"{root}/pressure", read=read))
     memory = _numbers(_MEMORY, read(f"{root}/meminfo"))
     for name, column in (
@@ -130,7 +131,7 @@ def read_host(
             columns[column] = memory[name] * 1024
     if b"SwapTotal" in memory and b"SwapFree" in memory:
         columns["swap_used_bytes"] = (memory[b"SwapTotal"] - memory[b"SwapFree"]) * 1024
-    virtual = _numbers(_VIRTUAL, read(f"{root}/vmstat") if with_pages else None)
+    virtual = _numbers(_VIRTUAL, read(f"{root}/vmstat") if with_slow else None)
     for name, column in (
         (b"pswpin", "n_swap_in_pages"),
         (b"pswpout", "n_swap_out_pages"),

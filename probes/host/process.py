@@ -19,7 +19,9 @@ SECOND_NS = 1_000_000_000
 
 #: Lines of ``status`` that are kept.
 _KEPT = (b"VmRSS", b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap", b"Cpus_allowed_list")
-_SWEEP_NS = 5 * SECOND_NS
+#: How often memory by kind, affinity, files and I/O are read; they are null in between.
+_SLOW_NS = 9 * SECOND_NS // 10
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class PidSource(Protocol):
@@ -35,7 +37,7 @@ class ProcessProbe:
     Args:
         targets: Tells the processes.
         root: Where /proc is.
-        interval_ns: Time between two samples.
+        interval_ns: Time between two samples; what costs the most is read once a second at most.
         hold_ns: Longest time that rows are kept back, to hand them over in bulk.
         clock: CLOCK_MONOTONIC in ns.
     """
@@ -59,7 +61,7 @@ class ProcessProbe:
         self._cost_ns = 0
         self._containers: dict[tuple[int, int], str | None] = {}
         self._files = HeldFiles()
-        self._sweep_due_ns = 0
+        self._slow_ns: int | None = None
 
     def start(self) -> None:
         """Begin observing; the first drain samples."""
@@ -85,55 +87,69 @@ class ProcessProbe:
         begin = time.thread_time_ns()
         rows = []
         containers: dict[tuple[int, int], str | None] = {}
+        is_slow = self._slow_ns is None or now_ns - self._slow_ns >= _SLOW_NS
+        if is_slow:
+            self._slow_ns = now_ns
         for pid in sorted(self._targets.pids()):
-            row = self._read(pid, containers)
+            row = self._read(pid, containers, is_slow)
             if row is not None:
                 rows.append(row)
         self._containers = containers
-        if now_ns >= self._sweep_due_ns:
-            self._sweep_due_ns = now_ns + _SWEEP_NS
+        if is_slow:
             self._files.sweep()
         self._buffer.add(rows, now_ns)
         self._cost_ns += time.thread_time_ns() - begin
 
     def _read(
-        self, pid: int, containers: dict[tuple[int, int], str | None]
+        self, pid: int, containers: dict[tuple[int, int], str | None], is_slow: bool
     ) -> dict[str, Any] | None:
         """Columns of one process; None when it has ended."""
         time_ns = self._clock()
         read = self._files.read
-        stat = proc.parse_stat(read(f"{self._root}/{pid}/stat") or b"")
-        data = read(f"{self._root}/{pid}/status")
-        if stat is None or data is None or stat.is_dead:
+        folder = f"{self._root}/{pid}"
+        stat = proc.parse_stat(read(f"{folder}/stat") or b"")
+        if stat is None or stat.is_dead:
             return None
-        status = {name: _line(data, name) for name in _KEPT}
+        slow = self._read_slow(pid, folder) if is_slow else _resident(read(f"{folder}/statm"))
+        if slow is None:
+            return None
         key = (pid, stat.start_ticks)
         container = self._containers.get(key)
         if key not in self._containers:
             container = proc.container_id(proc.read_cgroups(pid, self._root))
         containers[key] = container
-        read_bytes, write_bytes = _io(read(f"{self._root}/{pid}/io"))
-        cpus = (status[b"Cpus_allowed_list"] or b"").decode("ascii", "replace") or None
         return {
             "time_ns": time_ns,
             "pid": pid,
             "name": stat.name,
-            "rss_bytes": _kilobytes(status[b"VmRSS"]),
-            "rss_anon_bytes": _kilobytes(status[b"RssAnon"]),
-            "rss_file_bytes": _kilobytes(status[b"RssFile"]),
-            "rss_shmem_bytes": _kilobytes(status[b"RssShmem"]),
-            "swap_bytes": _kilobytes(status[b"VmSwap"]),
             "cpu_user_ns": stat.cpu_user_ns,
             "cpu_system_ns": stat.cpu_system_ns,
             "n_threads": stat.n_threads,
             "n_minor_faults": stat.n_minor_faults,
             "n_major_faults": stat.n_major_faults,
+            "container": container,
+            **slow,
+        }
+
+    def _read_slow(self, pid: int, folder: str) -> dict[str, Any] | None:
+        """Columns that cost the most: memory by kind, affinity, files and I/O; None when gone."""
+        data = self._files.read(f"{folder}/status")
+        if data is None:
+            return None
+        status = {name: _line(data, name) for name in _KEPT}
+        read_bytes, write_bytes = _io(self._files.read(f"{folder}/io"))
+        cpus = (status[b"Cpus_allowed_list"] or b"").decode("ascii", "replace") or None
+        return {
+            "rss_bytes": _kilobytes(status[b"VmRSS"]),
+            "rss_anon_bytes": _kilobytes(status[b"RssAnon"]),
+            "rss_file_bytes": _kilobytes(status[b"RssFile"]),
+            "rss_shmem_bytes": _kilobytes(status[b"RssShmem"]),
+            "swap_bytes": _kilobytes(status[b"VmSwap"]),
             "n_fds": _n_fds(pid, self._root),
             "read_bytes": read_bytes,
             "write_bytes": write_bytes,
             "n_cpus_allowed": count_list(cpus),
             "cpus_allowed": cpus,
-            "container": container,
         }
 
 
@@ -149,6 +165,18 @@ def count_list(text: str | None) -> int | None:
     except ValueError:
         return None
     return total
+
+
+def _resident(data: bytes | None) -> dict[str, Any] | None:
+    """Resident memory of a ``statm`` file, in all and anonymous; None when it is gone."""
+    words = (data or b"").split()
+    if len(words) < 3 or not words[1].isdigit() or not words[2].isdigit():
+        return None
+    resident, shared = int(words[1]), int(words[2])
+    return {
+        "rss_bytes": resident * _PAGE_BYTES,
+        "rss_anon_bytes": (resident - shared) * _PAGE_BYTES if resident >= shared else None,
+    }
 
 
 def _kilobytes(text: bytes | None) -> int | None:
