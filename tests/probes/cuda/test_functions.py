@@ -1,0 +1,128 @@
+"""The declarations against the exported names and the calling convention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from probes.cuda.abi import STRUCTS, Source, parse_parameters
+from probes.cuda.functions import FUNCTIONS, SYMBOL_INDEX, SYMBOLS, by_symbol
+from probes.cuda.program import (
+    descriptions,
+    hot_layouts,
+    layout_of,
+    program_names,
+    program_of,
+    source_text,
+)
+
+NAMES = Path(__file__).parents[3] / "tracer" / "simulated" / "native" / "names"
+KINDS = {
+    "launch",
+    "graph_launch",
+    "graph",
+    "capture",
+    "sync",
+    "query",
+    "wait",
+    "copy",
+    "set",
+    "memory",
+    "module",
+    "stream",
+    "event",
+    "device",
+    "collective",
+    "other",
+}
+
+
+def exported() -> set[str]:
+    return {
+        line
+        for path in NAMES.glob("libcu*.txt")
+        for line in path.read_text().splitlines()
+        if not line.startswith("#")
+    }
+
+
+def test_every_declared_symbol_is_exported_by_some_release():
+    unknown = {name for name in SYMBOLS if not name.startswith("nccl")} - exported()
+    assert not unknown
+
+
+def test_every_exported_launch_sync_and_stream_twin_is_declared():
+    """Whatever launches or waits, with every twin, is probed, or is named here with the reason."""
+    wanted = {
+        name
+        for name in exported()
+        if any(
+            part in name
+            for part in ("LaunchKernel", "LaunchCooperative", "GraphLaunch", "Synchronize")
+        )
+    }
+    left_out = {
+        "__cudaLaunchKernel",  # jumps into cudaLaunchKernel, which is probed
+        "__cudaLaunchKernel_ptsz",
+    }
+    assert wanted - set(SYMBOLS) == left_out
+
+
+def test_no_symbol_is_declared_twice():
+    names = [symbol for function in FUNCTIONS for symbol in function.symbols]
+    assert len(names) == len(set(names)) == len(SYMBOLS)
+    assert len(SYMBOLS) < 1 << 16
+    assert all(SYMBOLS[SYMBOL_INDEX[name]] == name for name in names)
+
+
+def test_kinds_and_layers_are_the_schemas():
+    assert {function.kind for function in FUNCTIONS} <= KINDS
+    assert by_symbol["cudaLaunchKernel_ptsz"].layer == "runtime"
+    assert by_symbol["__cudaRegisterFunction"].layer == "runtime"
+    assert by_symbol["cuLaunchKernelEx"].layer == "driver"
+    assert by_symbol["ncclAllReduce"].layer == "nccl"
+
+
+def test_arguments_lie_where_the_calling_convention_puts_them():
+    launch = {field.role: field for field in by_symbol["cudaLaunchKernel"].fields}
+    assert launch["grid_y"].source == Source(1) and launch["grid_y"].shift == 32
+    assert launch["block_z"].source == Source(4, 4)
+    assert launch["shared"].source == Source(6) and launch["stream"].source == Source(7)
+    # A struct that does not fit in registers goes to the stack and leaves them to the others.
+    (rank,) = parse_parameters("_ _ memory:16 rank")
+    assert rank.source == Source(2, 4)
+    extent = parse_parameters("_ extent stream")
+    assert [field.source.slot for field in extent] == [6, 7, 8, 1]
+    # A dim3 for which one register is left goes to the stack whole; the register stays free.
+    fields = parse_parameters("_ _ _ _ _ grid stream")
+    assert [field.source.slot for field in fields] == [6, 6, 7, 5]
+
+
+def test_an_unknown_struct_is_an_error():
+    with pytest.raises(ValueError, match="not declared"):
+        parse_parameters("@Unknown")
+
+
+def test_every_function_has_a_program_and_fits_in_the_words():
+    names = set(program_names())
+    for function in FUNCTIONS:
+        assert program_of(function) in names
+        layout, places = layout_of(function)
+        assert len(layout.words) <= 6
+        assert {place.role for place in places} == {field.role for field in function.fields}
+    assert len(hot_layouts()) <= 4
+    described = {name for name in SYMBOLS if program_of(by_symbol[name]).endswith("described")}
+    assert {SYMBOLS[index] for index in descriptions()} == described
+
+
+def test_the_source_has_every_program_once():
+    text = source_text(4096, 4096, 4096)
+    for name in program_names():
+        assert text.count(f"int {name}(") == 1
+
+
+def test_structs_are_read_in_aligned_words():
+    for fields in STRUCTS.values():
+        for _, offset, width in fields:
+            assert offset % width == 0
