@@ -34,11 +34,18 @@ _MAX_GZIP_RATIO = 200
 _RATIO_CHECK_BYTES = 64 << 20
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BETWEEN = re.compile(rb"\}\s*,\s*\{")
 #: An object in a list is last, or followed by something else than an object: the list may be one
 #: inside of an event, where a cut between objects is wrong, or the list of events may end.
-_DOUBT = re.compile(rb'\}\s*(?:\]|,\s*(?:[^{"\s]|"(?:[^"\\]|\\.)*"\s*[,\]]))')
+_DOUBT = re.compile(
+    rb'\}\s*(?:\]|,\s*(?:[-\d\[]|true|false|null|NaN|Infinity|"(?:[^"\\]|\\.)*"\s*[,\]]))'
+)
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,60})"')
+
+#: Spaces between two events at most; events further apart are cut with the next.
+_MAX_SPACES = 200
+_IS_SPACE = np.zeros(256, bool)
+_IS_SPACE[np.frombuffer(b" \t\r\n", np.uint8)] = True
+_ZERO = np.zeros(1, np.int64)
 
 _QUOTE, _OPEN, _CLOSE, _ESCAPE = 1, 2, 3, 4
 _CLASSES = np.zeros(256, np.uint8)
@@ -190,37 +197,38 @@ class EventStream:
 
     def _cut(self, data: bytes) -> tuple[EventBlock | None, bytes, bool]:
         """Return the complete events at the front, what is left, and whether the list ended."""
-        cuts = [(match.start() + 1, match.end() - 1) for match in _BETWEEN.finditer(data)]
-        front = data[: cuts[-1][0]] if cuts else b""
-        is_sure = front.count(b"{") == front.count(b"}") and not _DOUBT.search(data)
-        if is_sure and data.lstrip()[:1] != b"]":
-            starts = [0] + [cut[1] for cut in cuts]
-            return (
-                self._block(data, starts[:-1], [cut[0] for cut in cuts]),
-                data[starts[-1] :],
-                False,
-            )
+        characters = np.frombuffer(data, np.uint8)
+        ends, starts = _cuts(characters)
+        n_front = int(ends[-1]) if len(ends) else 0
+        if (
+            _is_balanced(characters[:n_front])
+            and not _DOUBT.search(data)
+            and data.lstrip()[:1] != b"]"
+        ):
+            block = self._block(data, np.concatenate([_ZERO, starts[:-1]]), ends)
+            return block, data[starts[-1] :] if len(starts) else data, False
         end = first_unmatched(data)
         exact_starts, exact_ends = split_exactly(data if end is None else data[:end])
-        block = self._block(data, exact_starts.tolist(), exact_ends.tolist())
+        block = self._block(data, exact_starts, exact_ends)
         if end is not None:
             return block, data[end + 1 :], True
         last = int(exact_ends[-1]) if len(exact_ends) else 0
         return block, data[last:].lstrip(b", \t\r\n"), False
 
-    def _block(self, data: bytes, starts: list[int], ends: list[int]) -> EventBlock | None:
-        if not starts:
+    def _block(self, data: bytes, starts: _Ints, ends: _Ints) -> EventBlock | None:
+        if not len(ends):
             return None
-        first = np.array(starts, np.int64)
+        end = int(ends[-1])
         categories = np.full(len(starts), -1, np.int64)
-        matches = list(_CATEGORY.finditer(data, 0, ends[-1]))
-        if matches:
-            at = np.array([match.start() for match in matches], np.int64)
-            codes = [self._code(match[1]) for match in matches]
-            piece = np.searchsorted(first, at, "right") - 1
+        at, codes = [], []
+        for match in _CATEGORY.finditer(data, 0, end):
+            at.append(match.start())
+            codes.append(self._code(match[1]))
+        if at:
+            piece = np.searchsorted(starts, np.array(at, np.int64), "right") - 1
             # Written backwards, so that the first of several in one piece stays.
             categories[piece[::-1]] = codes[::-1]
-        return EventBlock(data[: ends[-1]], first, np.array(ends, np.int64), categories)
+        return EventBlock(data[:end], starts, ends, categories)
 
     def _code(self, category: bytes) -> int:
         code = self._codes.get(category)
@@ -248,11 +256,36 @@ class EventStream:
         self._add_header(header)
 
 
-def _is_balanced(data: bytes, n_bytes: int) -> bool:
-    """Whether as many objects end as begin in the first bytes."""
-    front = np.frombuffer(data, np.uint8, n_bytes) if n_bytes else np.empty(0, np.uint8)
-    opened, closed = np.count_nonzero(front == ord("{")), np.count_nonzero(front == ord("}"))
-    return bool(opened == closed)
+def _cuts(characters: npt.NDArray[np.uint8]) -> tuple[_Ints, _Ints]:
+    """Return where an object ends before a comma and an object, and where that one begins."""
+    starts = np.flatnonzero(characters == ord("{"))
+    starts = starts[starts > 2]
+    starts, at = _back_over_space(characters, starts, starts - 1)
+    is_cut = characters[at] == ord(",")
+    starts, at = _back_over_space(characters, starts[is_cut], at[is_cut] - 1)
+    is_cut = characters[at] == ord("}")
+    return at[is_cut] + 1, starts[is_cut]
+
+
+def _back_over_space(
+    characters: npt.NDArray[np.uint8], starts: _Ints, at: _Ints
+) -> tuple[_Ints, _Ints]:
+    """Move each position back to the last character that is no space; drop those that have none."""
+    for _ in range(_MAX_SPACES):
+        is_space = _IS_SPACE[characters[at]]
+        if not is_space.any():
+            return starts, at
+        at = at - is_space
+        if at.min(initial=0) < 0:
+            starts, at = starts[at >= 0], at[at >= 0]
+    keep = ~_IS_SPACE[characters[at]]
+    return starts[keep], at[keep]
+
+
+def _is_balanced(characters: npt.NDArray[np.uint8]) -> bool:
+    """Whether as many objects end as begin."""
+    opened = np.count_nonzero(characters == ord("{"))
+    return bool(opened == np.count_nonzero(characters == ord("}")))
 
 
 def _tokens(data: bytes) -> tuple[_Ints, npt.NDArray[np.int8]]:
