@@ -44,6 +44,9 @@ def open_session(path: str | Path) -> Session:
         TimelineError: it is not a session, or its manifest cannot be read.
     """
     folder = Path(path)
+    # A recording without a given name is called NAME.tracer; both spellings find it.
+    spellings = (folder, Path(f"{folder}.tracer"), Path(str(folder).removesuffix(".tracer")))
+    folder = next((spelling for spelling in spellings if spelling.is_dir()), folder)
     if not folder.is_dir():
         raise TimelineError(
             f"{folder} is not a directory: give the DIR that 'tracer record -o DIR' wrote"

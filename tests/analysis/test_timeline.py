@@ -89,3 +89,16 @@ def test_what_is_no_session_is_refused(tmp_path: Path) -> None:
         open_session(tmp_path / "none")
     with pytest.raises(TimelineError, match="not a session"):
         open_session(tmp_path)
+
+
+def test_a_session_is_found_with_and_without_its_suffix(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "named.tracer").mkdir()
+    for folder in ("plain", "named.tracer"):
+        (tmp_path / folder / "manifest.json").write_text(
+            '{"tool_version": "1", "format_version": 1}'
+        )
+    assert open_session(tmp_path / "plain.tracer").path == tmp_path / "plain"
+    assert open_session(tmp_path / "named").path == tmp_path / "named.tracer"
+    with pytest.raises(TimelineError, match="is not a directory"):
+        open_session(tmp_path / "named.1")
