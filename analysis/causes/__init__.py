@@ -17,6 +17,7 @@ from analysis.causes import (
     prefill,
     queues,
     sharing,
+    straggler,
 )
 from analysis.causes.declaration import Cause, Needs
 
@@ -35,6 +36,7 @@ _FAMILIES = (
     prefill.CAUSES,
     queues.CAUSES,
     sharing.CAUSES,
+    straggler.CAUSES,
 )
 
 #: Every cause, sorted by slug.

@@ -25,15 +25,6 @@ CAUSES = (
         "Drain the node and run the vendor's diagnostics.",
     ),
     Cause(
-        "collective.straggler",
-        "one rank arrives late and the others wait",
-        "Ranks wait in fully busy kernels for one that is steadily late.",
-        "Order of entry into the collective.",
-        "Durations, which the barrier makes equal.",
-        "Record all ranks, or import a folder of traces.",
-        "Look at what the late rank does before the collective.",
-    ),
-    Cause(
         "collective.misroute",
         "collectives take a slow path",
         "Peer-to-peer traffic goes through the IOMMU, or sockets instead of RDMA.",
