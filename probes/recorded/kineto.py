@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,28 @@ from probes.recorded.trace_tables import TraceTables
 #: Python functions are kept up to this size of the unpacked trace: deep stacks would be most rows.
 _PYTHON_MAX_BYTES = 16 << 20
 #: Rows held before they are sorted and handed out.
-_HELD_ROWS = 1_000_000
+_HELD_ROWS = 300_000
 _MAX_FILES = 10_000
 _PROBE_BYTES = 64 << 10
 _BASE_KEY = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})')
 _RANK_KEY = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d{1,9})')
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 _LOOKS = re.compile(rb'"(traceEvents|schemaVersion|deviceProperties|distributedInfo)"|"ph"\s*:')
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """One trace of a folder.
+
+    Attributes:
+        path: The file.
+        base_ns: Its base time, null when it has none or stands alone.
+        rank: Its rank, by its content, else by its name; null when it stands alone.
+    """
+
+    path: Path
+    base_ns: int | None
+    rank: int | None
 
 
 class KinetoRecording:
@@ -43,7 +59,7 @@ class KinetoRecording:
         self.problems = Problems()
         self._path = path
         self._is_folder = path.is_dir()
-        self._files = rank_files(path) if self._is_folder else [path]
+        self._files = rank_files(path) if self._is_folder else [RankFile(path, None, None)]
         self._devices = DeviceIndex(self._is_folder)
         self._ranks: list[int | None] = []
         self._pids: set[int] = set()
@@ -51,6 +67,11 @@ class KinetoRecording:
         self._header: dict[str, Any] = {}
         self._start_ns: int | None = None
         self._end_ns: int | None = None
+
+    @property
+    def n_files(self) -> int:
+        """Traces that it consists of."""
+        return len(self._files)
 
     def manifest_facts(self) -> dict[str, Any]:
         """Return what a session's manifest says of it; see ``Recording``."""
@@ -95,12 +116,11 @@ class KinetoRecording:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the rows; see ``Recording``."""
-        bases = [_peek(path)[0] if self._is_folder else None for path in self._files]
         tables = TraceTables(self._devices, self.problems)
-        for path, base_ns in zip(self._files, bases, strict=True):
-            shift_ns = (base_ns or 0) - (bases[0] or 0)
+        for file in self._files:
+            shift_ns = (file.base_ns or 0) - (self._files[0].base_ns or 0)
             try:
-                yield from self._read(path, tables, shift_ns)
+                yield from self._read(file, tables, shift_ns)
             except RecordingError:
                 if not self._is_folder:
                     raise
@@ -111,10 +131,10 @@ class KinetoRecording:
                 "active while it ran?"
             )
 
-    def _read(self, path: Path, tables: TraceTables, shift_ns: int) -> Iterator[Batch]:
-        stream = EventStream(path, self.problems)
-        keep_python = _unpacked_bytes(path) <= _PYTHON_MAX_BYTES
-        rank = self._rank_before(path)
+    def _read(self, file: RankFile, tables: TraceTables, shift_ns: int) -> Iterator[Batch]:
+        stream = EventStream(file.path, self.problems)
+        keep_python = _unpacked_bytes(file.path) <= _PYTHON_MAX_BYTES
+        rank = file.rank
         for block in stream:
             for rows in parse_block(block, stream.categories, keep_python, self.problems):
                 add_events(tables, rows, shift_ns, self.problems)
@@ -127,12 +147,6 @@ class KinetoRecording:
         yield from self._flush(tables, stream, rank)
         self._ranks.append(rank)
         self._devices.next_file()
-
-    def _rank_before(self, path: Path) -> int | None:
-        """Rank of a file of a folder, by its first bytes, else by its name."""
-        if not self._is_folder:
-            return None
-        return _peek(path)[1]
 
     def _flush(self, tables: TraceTables, stream: EventStream, rank: int | None) -> Iterator[Batch]:
         self._devices.learn(stream.header.get("deviceProperties"))
@@ -190,7 +204,7 @@ def is_trace_file(path: Path) -> bool:
     return data.lstrip()[:1] in (b"{", b"[") and _LOOKS.search(data) is not None
 
 
-def rank_files(folder: Path) -> list[Path]:
+def rank_files(folder: Path) -> list[RankFile]:
     """Return the trace files of a folder by rank; links and subfolders are not followed.
 
     Raises:
@@ -204,5 +218,5 @@ def rank_files(folder: Path) -> list[Path]:
     traces = [
         path for path in entries if not path.is_symlink() and path.is_file() and is_trace_file(path)
     ]
-    numbered = [(_peek(path)[1], path) for path in traces]
-    return [path for _, path in sorted(numbered, key=lambda item: (item[0] is None, item[0] or 0))]
+    files = [RankFile(path, *_peek(path)) for path in traces]
+    return sorted(files, key=lambda file: (file.rank is None, file.rank or 0))

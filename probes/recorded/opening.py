@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from probes.recorded.ingero import IngeroRecording, is_ingero
-from probes.recorded.kineto import KinetoRecording, is_trace_file, rank_files
+from probes.recorded.kineto import KinetoRecording, is_trace_file
 from probes.recorded.nsys import NsysRecording, is_nsys
 from probes.recorded.operations import MAGIC as PARQUET_MAGIC
 from probes.recorded.operations import OperationsRecording, is_operation_log
@@ -49,7 +49,8 @@ def open_recording(path: Path | str, format: str | None = None) -> Recording:
 
 def _recognise(path: Path) -> Recording | None:
     if path.is_dir():
-        return KinetoRecording(path) if rank_files(path) else None
+        recording = KinetoRecording(path)
+        return recording if recording.n_files else None
     if not path.is_file():
         raise RecordingError(
             f"{path} is no regular file; give the recording's own path"
