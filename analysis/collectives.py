@@ -120,6 +120,8 @@ def _pair(spans: list[Ints]) -> tuple[Ints, Ints]:
 
 def _offsets(end: Ints) -> Ints:
     """How far each participant's clock is ahead, ns: the median over ends that should coincide."""
+    # Times since boot in ns do not fit a float, differences do.
+    end = end - end[:, :1]
     middle = np.median(end, axis=1, keepdims=True)
     offsets: Ints = np.median(end - middle, axis=0).astype(np.int64)
     return offsets

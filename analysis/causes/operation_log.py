@@ -55,7 +55,16 @@ class _Work:
 
 
 def _work(facts: Facts) -> _Work | None:
-    columns = ["start_ns", "duration_ns", "rank", "dp_rank", "stage", "step", "is_compute"]
+    columns = [
+        "start_ns",
+        "duration_ns",
+        "rank",
+        "dp_rank",
+        "stage",
+        "step",
+        "is_compute",
+        "microbatch",
+    ]
     rows = facts.session.table("operation", columns=columns).to_pandas()
     if rows.empty:
         return None
@@ -70,6 +79,10 @@ def _work(facts: Facts) -> _Work | None:
     shape = tuple(len(values) for values, _index in order)
     flat = np.ravel_multi_index(tuple(index for _values, index in order), shape)
     is_compute = rows["is_compute"].to_numpy(dtype=bool)
+    of_microbatch = is_compute & rows["microbatch"].notna().to_numpy()
+    if of_microbatch.any():
+        # The optimizer's time goes by parameters, not by the work of a step.
+        is_compute = of_microbatch
     size = int(np.prod(shape))
     duration = rows["duration_ns"].to_numpy(dtype=np.float64)
     total = np.bincount(flat[is_compute], weights=duration[is_compute], minlength=size)
