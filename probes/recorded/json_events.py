@@ -45,6 +45,9 @@ _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,60})"')
 _MAX_SPACES = 200
 _IS_SPACE = np.zeros(256, bool)
 _IS_SPACE[np.frombuffer(b" \t\r\n", np.uint8)] = True
+#: Layouts of events that are read at once, and the longest category read that way.
+_MAX_LAYOUTS = 12
+_MAX_CATEGORY_BYTES = 24
 _ZERO = np.zeros(1, np.int64)
 
 _QUOTE, _OPEN, _CLOSE, _ESCAPE = 1, 2, 3, 4
@@ -219,16 +222,59 @@ class EventStream:
         if not len(ends):
             return None
         end = int(ends[-1])
-        categories = np.full(len(starts), -1, np.int64)
-        at, codes = [], []
-        for match in _CATEGORY.finditer(data, 0, end):
-            at.append(match.start())
-            codes.append(self._code(match[1]))
-        if at:
-            piece = np.searchsorted(starts, np.array(at, np.int64), "right") - 1
-            # Written backwards, so that the first of several in one piece stays.
-            categories[piece[::-1]] = codes[::-1]
-        return EventBlock(data[:end], starts, ends, categories)
+        return EventBlock(data[:end], starts, ends, self._categories(data, starts, ends))
+
+    def _categories(self, data: bytes, starts: _Ints, ends: _Ints) -> _Ints:
+        """Code of each piece's category, the pieces that look alike at once.
+
+        Events of one kind have their category at the same place: it is looked for in one piece
+        and then read from all that have it there.
+        """
+        characters = np.frombuffer(data, np.uint8)
+        codes = np.full(len(starts), -1, np.int64)
+        left = np.arange(len(starts))
+        for _ in range(_MAX_LAYOUTS):
+            while len(left):
+                match = _CATEGORY.search(data, int(starts[left[0]]), int(ends[left[0]]))
+                if match is not None:
+                    break
+                left = left[1:]
+            if not len(left) or match is None:
+                return codes
+            key = np.frombuffer(match[0][: match.start(1) - match.start()], np.uint8)
+            at = starts[left] + (match.start() - starts[left[0]])
+            fits = np.flatnonzero(at + len(key) + _MAX_CATEGORY_BYTES < ends[left])
+            for place, character in enumerate(key.tolist()):
+                fits = fits[characters[at[fits] + place] == character]
+            if len(fits):
+                begin = at[fits] + len(key)
+                words = characters[begin[:, None] + np.arange(_MAX_CATEGORY_BYTES)]
+                codes[left[fits]], is_read = self._codes_of(words)
+                fits = fits[is_read]
+            if not len(fits):
+                codes[left[0]] = self._code(match[1])
+                fits = np.zeros(1, np.int64)
+            rest = np.ones(len(left), bool)
+            rest[fits] = False
+            left = left[rest]
+        for piece in left.tolist():
+            match = _CATEGORY.search(data, int(starts[piece]), int(ends[piece]))
+            if match is not None:
+                codes[piece] = self._code(match[1])
+        return codes
+
+    def _codes_of(self, words: npt.NDArray[np.uint8]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
+        """Codes of categories that begin each row and end with a quote, and where one does."""
+        length = np.argmax(words == ord('"'), axis=1)
+        is_read = words[np.arange(len(words)), length] == ord('"')
+        is_inside = np.arange(words.shape[1]) < length[:, None]
+        is_read &= ~((words == ord("\\")) & is_inside).any(axis=1)
+        padded = np.where(is_inside, words, 0)
+        unique, inverse = np.unique(
+            padded.view(np.dtype((np.bytes_, words.shape[1]))).ravel(), return_inverse=True
+        )
+        known = np.array([self._code(word) for word in unique.tolist()], np.int64)
+        return np.where(is_read, known[inverse], -1), is_read
 
     def _code(self, category: bytes) -> int:
         code = self._codes.get(category)

@@ -100,6 +100,8 @@ _SCHEMAS = {
 _SCHEMAS[PYTHON] = _SCHEMAS[RANGE]
 
 _MAX_MICROSECONDS = 4e15
+#: Text that one thread parses at a time; a longer event is parsed alone.
+_PARSE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class EventRows:
         start_ns: Begin of each.
         duration_ns: Length of each, not negative.
         name: Name of each.
-        category: Lower-case category of each.
+        category: Index of each one's category in ``categories``.
+        categories: Categories in lower case.
         table: The other columns as parsed.
     """
 
@@ -119,7 +122,8 @@ class EventRows:
     start_ns: _Ints
     duration_ns: _Ints
     name: pa.Array
-    category: list[str]
+    category: _Ints
+    categories: list[str]
     table: pa.Table
 
     def integers(self, name: str) -> tuple[_Ints, _Bools]:
@@ -188,11 +192,12 @@ def parse_block(
                 block.starts[rows].tolist(), block.ends[rows].tolist(), strict=True
             )
         ]
-        names = [categories[code].lower() for code in block.categories[rows].tolist()]
+        names = [name.lower() for name in categories]
+        codes = block.categories[rows]
         table = _parse(b"\x00".join(pieces), group, len(pieces))
         if table is None:
-            table, names = _parse_tolerantly(block, group, problems)
-        found = _valid(table, group, names, problems)
+            table, codes, names = _parse_tolerantly(block, group, problems)
+        found = _valid(table, group, codes, names, problems)
         if found is not None:
             yield found
 
@@ -221,7 +226,7 @@ def _parse(joined: bytes, group: str, n_rows: int) -> pa.Table | None:
     try:
         table = pj.read_json(
             pa.BufferReader(lines),
-            read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            read_options=pj.ReadOptions(use_threads=True, block_size=_PARSE_BYTES),
             parse_options=pj.ParseOptions(
                 explicit_schema=_SCHEMAS[group], unexpected_field_behavior="ignore"
             ),
@@ -240,7 +245,7 @@ _LINES = bytes.maketrans(b"\n\r\x00", b"  \n")
 
 def _parse_tolerantly(
     block: EventBlock, group: str, problems: Problems
-) -> tuple[pa.Table, list[str]]:
+) -> tuple[pa.Table, _Ints, list[str]]:
     """Parse one group of a block event by event; count and drop what is not readable."""
     lines, names = [], []
     starts, ends = split_exactly(block.raw)
@@ -265,8 +270,9 @@ def _parse_tolerantly(
     table = _parse(b"\x00".join(lines), group, len(lines)) if lines else None
     if table is None:
         problems.add("event that is no valid JSON", len(lines))
-        return _SCHEMAS[group].empty_table(), []
-    return table, names
+        return _SCHEMAS[group].empty_table(), np.empty(0, np.int64), []
+    unique, codes = np.unique(np.array(names), return_inverse=True)
+    return table, codes.astype(np.int64), unique.tolist()
 
 
 def _category_of(piece: bytes) -> str:
@@ -344,7 +350,9 @@ def _nanoseconds(column: pa.ChunkedArray) -> tuple[_Ints, _Bools]:
     return np.where(is_null, 0, low), is_null | is_out
 
 
-def _valid(table: pa.Table, group: str, names: list[str], problems: Problems) -> EventRows | None:
+def _valid(
+    table: pa.Table, group: str, codes: _Ints, names: list[str], problems: Problems
+) -> EventRows | None:
     """Keep the complete events with possible times; count the others."""
     if table.num_rows == 0:
         return None
@@ -367,7 +375,6 @@ def _valid(table: pa.Table, group: str, names: list[str], problems: Problems) ->
         return None
     if not keep.all():
         table = table.filter(pa.array(keep))
-        start, duration = start[keep], duration[keep]
-        names = [name for name, is_kept in zip(names, keep.tolist(), strict=True) if is_kept]
+        start, duration, codes = start[keep], duration[keep], codes[keep]
     name = pc.utf8_slice_codeunits(table["name"].combine_chunks(), 0, NAME_CHARACTERS)
-    return EventRows(group, start, duration, name, names, table)
+    return EventRows(group, start, duration, name, codes, names, table)

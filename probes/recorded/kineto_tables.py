@@ -23,6 +23,7 @@ _KIND_OF_CATEGORY = {
     "gpu_memset": 2,
     "memset": 2,
 }
+_STEP, _USER, _OPERATOR = (RANGE_CATEGORIES.index(name) for name in ("step", "user", "operator"))
 
 
 def add_events(tables: TraceTables, rows: EventRows, shift_ns: int, problems: Problems) -> None:
@@ -50,10 +51,11 @@ def _add_activities(tables: TraceTables, rows: EventRows, common: _Columns) -> N
     graph, no_graph = rows.integers("graph id")
     grid, no_grid = rows.triple("grid")
     block, no_block = rows.triple("block")
+    kinds = np.array([_KIND_OF_CATEGORY.get(name, 0) for name in rows.categories], np.int64)
     tables.activities.add(
         {
             **common,
-            "kind": np.array([_KIND_OF_CATEGORY[name] for name in rows.category], np.int64),
+            "kind": kinds[rows.category],
             "pid": np.zeros(len(device), np.int64),
             "no_pid": np.ones(len(device), bool),
             "device": device,
@@ -95,11 +97,11 @@ def _add_calls(tables: TraceTables, rows: EventRows, common: _Columns, problems:
 def _add_ranges(tables: TraceTables, rows: EventRows, common: _Columns) -> None:
     (pid, no_pid), (tid, no_tid) = rows.integers("pid"), rows.integers("tid")
     names = tables.names.texts
-    is_step = {code: is_step_name(names[code]) for code in np.unique(common["name"]).tolist()}
-    kinds = [
-        _range_category(rows.group, category, is_step[code])
-        for category, code in zip(rows.category, common["name"].tolist(), strict=True)
-    ]
+    unique, code = np.unique(common["name"], return_inverse=True)
+    is_step = np.array([is_step_name(names[name]) for name in unique.tolist()], bool)[code]
+    kinds = np.array([_range_category(rows.group, name) for name in rows.categories], np.int64)
+    category = kinds[rows.category]
+    may_be_step = (category == _USER) | (category == _OPERATOR)
     tables.ranges.add(
         {
             **common,
@@ -107,16 +109,14 @@ def _add_ranges(tables: TraceTables, rows: EventRows, common: _Columns) -> None:
             "no_pid": no_pid | (pid < 0) | (pid >= 1 << 31),
             "tid": tid & 0x7FFFFFFF,
             "no_tid": no_tid,
-            "category": np.array(kinds, np.int64),
+            "category": np.where(is_step & may_be_step, _STEP, category),
         }
     )
 
 
-def _range_category(group: str, category: str, is_step: bool) -> int:
+def _range_category(group: str, category: str) -> int:
     if group == PYTHON:
         return RANGE_CATEGORIES.index("python")
     if category == "overhead":
         return RANGE_CATEGORIES.index("overhead")
-    if is_step:
-        return RANGE_CATEGORIES.index("step")
-    return RANGE_CATEGORIES.index("user" if category == "user_annotation" else "operator")
+    return _USER if category == "user_annotation" else _OPERATOR
