@@ -73,7 +73,7 @@ class CudaCalls:
 
     name = "cuda"
     tables: Sequence[Table] = (CUDA_CALL, EVENT, KERNEL_FUNCTION, LOSS, OPEN_CALL)
-    period_ns = 50_000_000
+    period_ns = 100_000_000
 
     def __init__(
         self,

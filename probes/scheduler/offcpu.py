@@ -24,7 +24,7 @@ from probes.probe import Batch, ProbeError, SourceReport, make_batch
 #: An interval is joined to calls this long after it ended: its call has then ended or is open.
 JOIN_DELAY_NS = 100_000_000
 #: Calls are kept for joining this long after their end.
-KEEP_CALLS_NS = 500_000_000
+KEEP_CALLS_NS = 1_000_000_000
 #: What is known of a task id is believed for so long.
 _TASK_NS = 5_000_000_000
 _MAX_TASKS = 65536
@@ -48,7 +48,7 @@ class OffCpu:
 
     name = "offcpu"
     tables: Sequence[Table] = (LOSS, OFFCPU)
-    period_ns = 50_000_000
+    period_ns = 200_000_000
 
     def __init__(self, calls: CudaCalls) -> None:
         self._calls = calls

@@ -25,7 +25,7 @@ from probes.targets import TargetTree
 from tests.probes.traced import build_library, build_program, started
 
 ROUNDS = 7
-LAUNCHES = 50_000
+LAUNCHES = 40_000
 
 _BCC = r"""
 import ctypes as ct, os, sys, tempfile, time
