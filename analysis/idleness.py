@@ -38,6 +38,22 @@ _INPUT = re.compile(
     r"|input_?(pipeline|wait)",
     re.IGNORECASE,
 )
+_ACTIVITY_COLUMNS = [
+    "start_ns",
+    "duration_ns",
+    "device",
+    "pid",
+    "stream",
+    "kind",
+    "name",
+    "copy_kind",
+    "size_bytes",
+    "is_pageable",
+    "correlation_id",
+    "is_collective",
+    "rank",
+]
+_RANGE_COLUMNS = ["start_ns", "duration_ns", "tid", "category", "name", "rank"]
 _CALL_COLUMNS = [
     "start_ns",
     "duration_ns",
@@ -83,13 +99,13 @@ def timed_devices(session: Session) -> list[Idleness]:
     """Return the idleness of every device that has device times, by rank and device."""
     if not session.has("gpu_activity"):
         return []
-    activity = session.table("gpu_activity")
+    activity = session.table("gpu_activity", columns=_ACTIVITY_COLUMNS)
     calls = None
     if session.has("cuda_call"):
         calls = session.table("cuda_call", columns=_CALL_COLUMNS)
     ranges = None
     if session.has("annotation"):
-        ranges = input_ranges(session.table("annotation"))
+        ranges = input_ranges(session.table("annotation", columns=_RANGE_COLUMNS))
     return [explain(item, calls, ranges) for item in device_time.by_device(activity, calls)]
 
 
@@ -177,7 +193,7 @@ def _waits(activities: Activities, calls: pa.Table | None, thread: int) -> tuple
     kind = own.column("kind").to_numpy(zero_copy_only=False)
     spans = _of_thread(own, activities.rank, thread, union=False)
     kind = kind[_thread_mask(own, activities.rank, thread)]
-    is_wait = np.isin(kind, ("sync", "wait"))
+    is_wait = kind == "sync"
     waits = intervals.union(np.concatenate((spans[is_wait], blocking)))
     is_long = ~is_wait & (spans[:, 1] - spans[:, 0] > WAIT_NS)
     return waits, intervals.subtract(spans[is_long], waits)

@@ -107,8 +107,11 @@ def _steps(facts: Facts) -> _Steps | None:
     at = np.searchsorted(spans[:, 0], activities.call_start_ns, side="right") - 1
     is_in = (at >= 0) & (activities.call_start_ns < spans[np.maximum(at, 0), 1])
     length = np.zeros(len(spans), dtype=np.int64)
-    for index in np.unique(at[is_in]).tolist():
-        length[index] = intervals.total(activities.spans[is_in & (at == index)])
+    rows = np.flatnonzero(is_in)
+    rows = rows[np.argsort(at[rows], kind="stable")]
+    found, first_row = np.unique(at[rows], return_index=True)
+    for index, part in zip(found.tolist(), np.split(rows, first_row[1:]), strict=False):
+        length[index] = intervals.total(activities.spans[part])
     has_prompts = np.array([batch.n_prompts > 0 for batch in told])
     heavy = np.array([_is_heavy(batch) for batch in told])
     decodes = np.array([batch.n_decodes for batch in told], dtype=np.int64)
