@@ -31,7 +31,7 @@ _STATE_TEXT = {
     "collective": "collective",
     "copy": "copy",
     "idle": "idle",
-    "unknown": "not known",
+    "unknown": "idle or busy, not known",
 }
 _REASON_TEXT = {
     "hung": "a kernel that does not end",
@@ -46,7 +46,7 @@ _REASON_TEXT = {
     "launching": "inside launches",
     "calling": "inside other CUDA calls",
     "host": "host computing between calls",
-    "unknown": "not known",
+    "unknown": "for a reason not known",
 }
 
 
@@ -109,10 +109,11 @@ def _bar(budget: Budget) -> list[str]:
         detail = ", ".join(
             f"{100 * share:.0f} % {_REASON_TEXT[reason]}"
             for share, reason in sorted(parts, reverse=True)
-            if share >= 0.005 and reason != "work"
+            if share >= 0.005 and reason not in ("work", state)
         )
-        text = f"{_BLOCKS[state]} {100 * total:3.0f} % {_STATE_TEXT[state]}"
-        lines += _wrap(f"{text}{': ' + detail if detail else ''}", "  ")
+        if detail:
+            detail = f" (while: {detail})" if state == "unknown" else f": {detail}"
+        lines += _wrap(f"{_BLOCKS[state]} {100 * total:3.0f} % {_STATE_TEXT[state]}{detail}", "  ")
     return [*lines, ""]
 
 
@@ -194,11 +195,14 @@ def _excluded(attribution: Attribution) -> list[str]:
 
 
 def _open_questions(attribution: Attribution) -> list[str]:
-    """Causes that could not be looked for, and what would be needed."""
-    lines: list[str] = []
+    """Causes that could not be looked for, by what would be needed."""
+    by_reason: dict[str, list[str]] = {}
     for finding in attribution.checked:
         if finding.status is Status.NOT_APPLICABLE and finding.undecided_because:
-            lines += _wrap(f"{finding.cause}: {finding.undecided_because}", "  - ")
+            by_reason.setdefault(finding.undecided_because, []).append(finding.cause)
+    lines: list[str] = []
+    for reason, causes in by_reason.items():
+        lines += _wrap(f"{', '.join(causes)}: {reason}", "  - ")
     for finding in attribution.findings:
         if finding.cause == "unknown" and finding.settled_by:
             lines += _wrap(f"To settle it: {finding.settled_by}", "  - ")

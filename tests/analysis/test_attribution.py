@@ -484,3 +484,16 @@ def test_an_unexplained_stall_is_unknown_not_healthy(tmp_path: Path) -> None:
     attribution = check(attribute(service.session(tmp_path / "s")))
     assert attribution.verdict.cause == "unknown"
     assert causes(attribution) == []
+
+
+def test_causes_that_lack_the_same_source_share_one_line(tmp_path: Path) -> None:
+    service = Service(seed=1)
+    while service.now < service.start + 6 * S:
+        service.decode_step()
+    attribution = check(attribute(service.session(tmp_path / "s")))
+    text = render(attribution)
+    reasons = [item.undecided_because for item in attribution.checked if item.undecided_because]
+    assert len(set(reasons)) < len(reasons)
+    lines = text.split("COULD NOT BE TOLD")[1].split("\n\n")[0]
+    assert lines.count("\n  - ") == len(set(reasons))
+    assert "not known: 100 % not known" not in text
