@@ -27,6 +27,7 @@ from probes.probe import Batch, Detaching, Probe, make_batch
 from probes.targets import TargetChange, TargetTree
 from tracer.host_facts import host_facts
 from tracer.session import SessionWriter
+from tracer.simulated.build import is_simulated_library
 from tracer.sources import SourceSlot
 from tracer.status import Status, StatusMeter
 
@@ -281,6 +282,8 @@ class Recorder:
             functions = source.details.pop("functions", None)
             if functions is not None:
                 self._manifest.functions = [ProbedFunction(**item) for item in functions]
+                if any(is_simulated_library(path) for path in {f["library"] for f in functions}):
+                    self._manifest.is_simulated = True
             gpus = source.details.pop("gpus", None)
             if gpus is not None:
                 self._manifest.gpus = [Gpu(**item) for item in gpus]

@@ -15,6 +15,7 @@ import pytest
 from analysis.manifest import Manifest
 from analysis.timeline import Session, open_session
 from probes.clocks import ClockAnchors, ClockReaders
+from probes.probe import SourceReport
 from probes.targets import TargetTree
 from tests.tracer.fake_probes import FailsLater, FakeCalls, OpenCalls, StopsSlowly, Unavailable
 from tracer import recorder as recorder_module
@@ -212,3 +213,21 @@ def test_a_killed_recorder_leaves_a_readable_session(tmp_path):
     assert killed_ns - last_ns < 5_000 * MS
     ids = session.table("cuda_call")["call_id"].to_pylist()
     assert ids == list(range(len(ids)))
+
+
+def test_calls_of_the_simulated_libraries_mark_the_session(tmp_path):
+    class Calls(FakeCalls):
+        library = "/root/.cache/tracer/simulated-0123456789abcdef/driver/libcuda.so.1"
+
+        def report(self) -> SourceReport:
+            function = {"function": "cuInit", "layer": "driver", "library": self.library}
+            details = {"functions": [{**function, "device_inode": "8:1:2"}]}
+            return SourceReport(self.name, self.n_rows, self.n_lost, None, "", details)
+
+    class RealCalls(Calls):
+        library = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
+
+    record(tmp_path / "simulated", [Calls()], duration_ns=100 * MS)
+    record(tmp_path / "real", [RealCalls()], duration_ns=100 * MS)
+    assert open_session(tmp_path / "simulated").manifest.is_simulated
+    assert not open_session(tmp_path / "real").manifest.is_simulated

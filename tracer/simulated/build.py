@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -20,6 +21,9 @@ NATIVE = Path(__file__).parent / "native"
 # emulates instead of single-stepping, and none is inlined into another.
 _ENTRY_FLAGS = ("-O0", "-fno-omit-frame-pointer", "-fcf-protection=none")
 _COMMON_FLAGS = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-g0", "-w", "-U_FORTIFY_SOURCE")
+
+
+_BUILT = re.compile(r"/simulated-[0-9a-f]{16}/(driver|cuda1\d)/lib[^/]+$")
 
 
 class BuildError(Exception):
@@ -80,6 +84,11 @@ def cache_root() -> Path:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tracer"
+
+
+def is_simulated_library(path: str) -> bool:
+    """Whether a library file, as a process maps it, is one that `build` made."""
+    return _BUILT.search(path) is not None
 
 
 def exported_names(library: str) -> tuple[str, ...]:
