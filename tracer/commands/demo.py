@@ -121,6 +121,11 @@ def command(
         click.echo(f"\nStaged: {chosen.summary}")
         agrees = "agrees with" if judgement.is_right else "does NOT agree with"
         click.echo(f"The verdict {agrees} what was staged: {judgement.text}.")
+        if not judgement.is_right and performance.disturbance.excuses(chosen.has_cpu_contention):
+            click.echo(
+                "This run was disturbed: other processes of this machine, not staged, took the "
+                "launching thread's CPU. Repeat it when the machine is quiet."
+            )
         click.echo(f"Session: {performance.session}")
     return 0 if judgement.is_right else WRONG
 

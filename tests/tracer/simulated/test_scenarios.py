@@ -35,9 +35,11 @@ def test_every_expected_cause_is_declared():
             assert cause in declared, f"{scenario.name} expects {cause}"
 
 
-def test_an_unknown_scenario_is_refused_with_the_names():
-    with pytest.raises(UsageError, match="cpu_contention"):
-        registry.find("no_such")
+def test_an_unknown_scenario_is_refused_with_a_close_name_or_the_way_to_list_them():
+    with pytest.raises(UsageError, match="did you mean cpu_contention"):
+        registry.find("cpu_contentoin")
+    with pytest.raises(UsageError, match="tracer demo --list"):
+        registry.find("xyzzy")
 
 
 def test_the_launcher_has_a_cpu_of_its_own_where_there_are_two():

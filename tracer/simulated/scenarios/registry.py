@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from tracer.errors import UsageError
 from tracer.simulated.scenarios import (
     cgroup_quota,
@@ -96,10 +98,11 @@ def find(name: str) -> Scenario:
     """Return the scenario of that name.
 
     Raises:
-        UsageError: there is none; the text names the ones there are.
+        UsageError: there is none; the text names one like it or says how to list them.
     """
     for scenario in SCENARIOS:
         if scenario.name == name:
             return scenario
-    names = ", ".join(scenario.name for scenario in SCENARIOS)
-    raise UsageError(f"there is no scenario '{name}'; choose one of: {names}")
+    close = difflib.get_close_matches(name, [scenario.name for scenario in SCENARIOS], n=1)
+    hint = f"did you mean {close[0]}?" if close else "list them with: tracer demo --list"
+    raise UsageError(f"there is no scenario '{name}'; {hint}")
