@@ -162,7 +162,8 @@ def find_cpu_delay(facts: Facts) -> Finding:
         finding.settled_by = "host_sample of the target's cgroup"
         return finding
     groups = _by_name(held, in_all, launcher.pid)
-    culprit = " and ".join(text for text, _ in groups)
+    names = [text for text, _ in groups]
+    culprit = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
     finding.status, finding.confidence = Status.FOUND, confidence
     finding.evidence += [Evidence("cpu_taken_by", culprit, "", None, "offcpu")]
     finding.evidence += [
