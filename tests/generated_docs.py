@@ -65,7 +65,8 @@ def cause_page() -> str:
 def function_page() -> str:
     """The functions that are probed."""
     lines = [HEADER, "# Probed functions", ""]
-    lines += ["| function | layer | kind | also exported as | arguments recorded |", "|---|---|---|---|---|"]
+    lines.append("| function | layer | kind | also exported as | arguments recorded |")
+    lines.append("|---|---|---|---|---|")
     for function in FUNCTIONS:
         roles = dict.fromkeys(field.role for field in function.fields)
         columns = ", ".join(f"`{role}`" for role in roles)
