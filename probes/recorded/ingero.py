@@ -8,18 +8,17 @@ less the duration. A recording of more than 10 s is thinned by its tool unless i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.schema import ANNOTATION, EVENT, HOST_SAMPLE, LOSS, OFFCPU
+from analysis.schema import ANNOTATION, EVENT, OFFCPU
 from probes.probe import Batch, make_batch
 from probes.recorded.calls import CallAssembler, nullable, texts
-from probes.recorded.recording import NAME_CHARACTERS, Problems
+from probes.recorded.ingero_tables import host_samples, losses, read_stacks
+from probes.recorded.recording import Problems
 from probes.recorded.sqlite_file import Integers, SqliteFile
 
 _RUNTIME, _HOST, _DRIVER = 1, 3, 4
@@ -37,12 +36,8 @@ _TAKES_SIZE = ("Malloc", "MemAlloc", "Memcpy")
 
 #: The tool keeps every row for this long, then mostly outliers.
 _COMPLETE_NS = 10_000_000_000
-#: Its counts of what it did not keep are per minute.
-_BUCKET_NS = 60_000_000_000
 _MAX_TIME_NS = 1 << 62
 _MAX_DURATION_NS = 1 << 58
-_MAX_STACK_FRAMES = 12
-_MAX_STACKS = 100_000
 
 _COLUMNS = (
     "timestamp",
@@ -89,7 +84,7 @@ class IngeroRecording:
         first, last, self._n_gpus = self._read_extent()
         self._start_ns, self._end_ns = first, last
         self._thinned_from_ns = self._find_thinning()
-        self._stacks = self._read_stacks()
+        self._stacks = read_stacks(file)
         self._names = self._read_names()
 
     def _read_session(self) -> dict[str, Any]:
@@ -133,20 +128,6 @@ class IngeroRecording:
         if n_discarded == 0 and (is_whole or self._end_ns <= complete_until_ns):
             return None
         return complete_until_ns
-
-    def _read_stacks(self) -> dict[int, str]:
-        table = "stack_traces"
-        if not self._file.has(table, "hash", "frames"):
-            return {}
-        stacks = {}
-        query = (
-            f"SELECT {self._file.integer(table, 'hash')}, substr(frames, 1, 100000) FROM {table}"
-        )
-        for key, frames in self._file.all_rows(query, _MAX_STACKS):
-            text = _stack_text(frames)
-            if key is not None and text:
-                stacks[key] = text
-        return stacks
 
     def _read_names(self) -> dict[int, str]:
         table = "process_names"
@@ -223,8 +204,8 @@ class IngeroRecording:
         assembler = CallAssembler(starts, self._thinned_from_ns)
         for rows in self._file.integers("events", _COLUMNS, "timestamp, duration DESC"):
             yield from self._convert(self._valid(rows), threads, assembler)
-        yield from self._host_samples()
-        yield from self._losses()
+        yield from host_samples(self._file, self._session)
+        yield from losses(self._file, self._ops, self._start_ns, self._end_ns)
 
     def _process_facts(self) -> tuple[set[int], dict[int, int]]:
         """Return the thread ids that are no processes, and when which process was seen to start."""
@@ -394,66 +375,6 @@ class IngeroRecording:
             },
         )
 
-    def _host_samples(self) -> Iterator[Batch]:
-        table = "system_snapshots"
-        if not self._file.has(table, "timestamp"):
-            return
-        load = (
-            "CASE WHEN typeof(load_avg) IN ('real', 'integer') THEN load_avg END"
-            if self._file.has(table, "load_avg")
-            else "NULL"
-        )
-        query = (
-            f"SELECT {self._file.integer(table, 'timestamp')}, {load}, "
-            f"{self._file.integer(table, 'mem_avail')}, {self._file.integer(table, 'swap_mb')} "
-            f"FROM {table} WHERE typeof(timestamp) = 'integer' ORDER BY 1"
-        )
-        memory_mb = self._session.get("mem_total")
-        for rows in self._file.rows(query):
-            time, load1, available, swap = (list(column) for column in zip(*rows, strict=True))
-            mega = 1024 * 1024
-            yield make_batch(
-                HOST_SAMPLE,
-                {
-                    "time_ns": time,
-                    "scope": ["host"] * len(time),
-                    "n_cpus": [self._session.get("cpu_cores")] * len(time),
-                    "load1": load1,
-                    "memory_available_bytes": _scaled(available, mega),
-                    "memory_total_bytes": _scaled([memory_mb] * len(time), mega),
-                    "swap_used_bytes": _scaled(swap, mega),
-                },
-            )
-
-    def _losses(self) -> Iterator[Batch]:
-        """Yield what the recorder counted and did not keep, per minute, process and kind."""
-        table = "event_aggregates"
-        names = ("bucket", "source", "op", "pid", "count", "stored")
-        if not self._file.has(table, *names):
-            return
-        condition = "count > stored AND bucket BETWEEN 0 AND 4000000000000000000"
-        for rows in self._file.integers(table, names, "bucket", condition):
-            bucket, pid = rows["bucket"][0], rows["pid"][0]
-            words = [
-                self._ops.get((source, op))
-                for source, op in zip(
-                    rows["source"][0].tolist(), rows["op"][0].tolist(), strict=True
-                )
-            ]
-            yield make_batch(
-                LOSS,
-                {
-                    "time_ns": np.minimum(bucket + _BUCKET_NS, self._end_ns or _MAX_TIME_NS),
-                    "start_ns": np.maximum(bucket, self._start_ns or 0),
-                    "source": ["ingero"] * len(bucket),
-                    "reason": ["thinned"] * len(bucket),
-                    "n_lost": rows["count"][0] - rows["stored"][0],
-                    "pid": nullable(pid, (pid <= 0) | (pid >= 1 << 31)),
-                    "function": words,
-                    "detail": ["counted by the recorder and not kept"] * len(bucket),
-                },
-            )
-
 
 def _pick(rows: dict[str, Integers], keep: _Bools) -> dict[str, Integers]:
     return {name: (values[keep], is_null[keep]) for name, (values, is_null) in rows.items()}
@@ -461,31 +382,3 @@ def _pick(rows: dict[str, Integers], keep: _Bools) -> dict[str, Integers]:
 
 def _fits(values: npt.NDArray[np.int64]) -> _Bools:
     return (values >= -(1 << 31)) & (values < 1 << 31)
-
-
-def _scaled(values: list[int | None], factor: int) -> list[int | None]:
-    return [
-        None if value is None or not 0 <= value < 1 << 40 else value * factor for value in values
-    ]
-
-
-def _stack_text(frames: object) -> str | None:
-    """Text of a stack, innermost frame first: ``function (file:line) < caller < ...``."""
-    if not isinstance(frames, str):
-        return None
-    try:
-        parsed = json.loads(frames)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(parsed, list):
-        return None
-    words = []
-    for frame in parsed[:_MAX_STACK_FRAMES]:
-        if not isinstance(frame, dict):
-            continue
-        if "pfn" in frame:
-            file = Path(str(frame.get("pf", ""))).name
-            words.append(f"{frame['pfn']} ({file}:{frame.get('pl', '?')})")
-        else:
-            words.append(str(frame.get("s") or f"{frame.get('f', '?')}+{frame.get('i', '?')}"))
-    return " < ".join(words)[:NAME_CHARACTERS] or None

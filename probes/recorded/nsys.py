@@ -16,19 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.schema import OFFCPU
-from probes.probe import Batch, make_batch
+from probes.probe import Batch
 from probes.recorded.activity_names import is_step_name
 from probes.recorded.call_names import plain_name
-from probes.recorded.calls import nullable
 from probes.recorded.devices import MAX_DEVICES, DeviceIndex
-from probes.recorded.recording import BATCH_ROWS, Problems, RecordingError
+from probes.recorded.nsys_schedule import MAX_TIME_NS, SCHEDULE, off_cpu
+from probes.recorded.recording import Problems, RecordingError
 from probes.recorded.sqlite_file import Integers, SqliteFile, integer_column, quoted
 from probes.recorded.trace_tables import ACTIVITY_KINDS, RANGE_CATEGORIES, TraceTables
 
 #: Rows held before they are sorted and handed out.
 _HELD_ROWS = 1_000_000
-_MAX_TIME_NS = 1 << 61
 _MAX_NAMES = 2_000_000
 
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -39,7 +37,6 @@ _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _NVTX = "NVTX_EVENTS"
 _OS = "OSRT_API"
 _OVERHEADS = ("CUPTI_ACTIVITY_KIND_OVERHEAD", "PROFILER_OVERHEAD")
-_SCHEDULE = "SCHED_EVENTS"
 _ACTIVITY_TABLES = (_KERNEL, _COPY, _SET, _GRAPH)
 
 #: NVTX events that are ranges: pushed and popped, started and ended.
@@ -55,7 +52,7 @@ _COPY_NAMES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD
 def is_nsys(file: SqliteFile) -> bool:
     """Whether the database has the tables of an Nsight Systems export."""
     has_marks = bool({"META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds"} & file.tables)
-    known = {*_ACTIVITY_TABLES, _RUNTIME, _NVTX, _OS, _SCHEDULE}
+    known = {*_ACTIVITY_TABLES, _RUNTIME, _NVTX, _OS, SCHEDULE}
     return has_marks and bool(known & file.tables)
 
 
@@ -180,7 +177,7 @@ class NsysRecording:
     def batches(self) -> Iterator[Batch]:
         """Yield the rows; see ``Recording``."""
         n_off = 0
-        for batch in self._off_cpu():
+        for batch in off_cpu(self._file, self._tables, self.problems):
             n_off += batch.rows.num_rows
             yield batch
         for rows in self._in_order_of_time():
@@ -243,8 +240,8 @@ class NsysRecording:
         """Where the times of rows can be true; the others are counted."""
         (start, no_start), (end, no_end) = rows["start"], rows["end"]
         has_times = ~no_start & ~no_end
-        in_range = (np.abs(start) < _MAX_TIME_NS) & (np.abs(end) < _MAX_TIME_NS)
-        in_range &= (start > -_MAX_TIME_NS) & (end > -_MAX_TIME_NS)
+        in_range = (np.abs(start) < MAX_TIME_NS) & (np.abs(end) < MAX_TIME_NS)
+        in_range &= (start > -MAX_TIME_NS) & (end > -MAX_TIME_NS)
         is_forward = end >= start
         self.problems.add(f"row of {table} without begin or end", int((~has_times).sum()))
         self.problems.add(
@@ -385,45 +382,6 @@ class NsysRecording:
                 "category": category,
             }
         )
-
-    def _off_cpu(self) -> Iterator[Batch]:
-        """Yield the intervals between a thread's leaving a CPU and its coming back."""
-        names = ("start", "isSchedIn", "globalTid", "cpu")
-        if not self._file.has(_SCHEDULE, "start", "isSchedIn", "globalTid"):
-            return
-        last: dict[str, npt.NDArray[np.int64]] | None = None
-        for found in self._file.integers(_SCHEDULE, names, "globalTid, start"):
-            time, no_time = found["start"]
-            good = ~no_time & ~found["isSchedIn"][1] & ~found["globalTid"][1]
-            good &= (time < _MAX_TIME_NS) & (time > -_MAX_TIME_NS)
-            self.problems.add(f"row of {_SCHEDULE} without time or thread", int((~good).sum()))
-            rows = {name: found[name][0][good] for name in names}
-            rows["no_cpu"] = found["cpu"][1][good].astype(np.int64)
-            if last is not None:
-                rows = {name: np.concatenate([last[name], rows[name]]) for name in rows}
-            last = {name: values[-1:] for name, values in rows.items()}
-            leaves = np.flatnonzero(
-                (rows["isSchedIn"][:-1] == 0)
-                & (rows["isSchedIn"][1:] == 1)
-                & (rows["globalTid"][:-1] == rows["globalTid"][1:])
-            )
-            for begin in range(0, len(leaves), BATCH_ROWS):
-                left = leaves[begin : begin + BATCH_ROWS]
-                left = left[np.argsort(rows["start"][left], kind="stable")]
-                back = left + 1
-                start, duration = rows["start"][left], rows["start"][back] - rows["start"][left]
-                self._tables.see(start, duration)
-                yield make_batch(
-                    OFFCPU,
-                    {
-                        "start_ns": start,
-                        "duration_ns": duration,
-                        "pid": rows["globalTid"][left] >> 24 & 0xFFFFFF,
-                        "tid": rows["globalTid"][left] & 0xFFFFFF,
-                        "cpu_from": nullable(rows["cpu"][left], rows["no_cpu"][left] > 0),
-                        "cpu_to": nullable(rows["cpu"][back], rows["no_cpu"][back] > 0),
-                    },
-                )
 
 
 _KIND_OF_TABLE = {_KERNEL: "kernel", _COPY: "copy", _SET: "set", _GRAPH: "graph"}
