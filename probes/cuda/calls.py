@@ -19,7 +19,8 @@ from probes.cuda.decode import COPY_KIND_NAMES, FUNCTIONS_BY_INDEX, HAS_CODE, Ar
 from probes.cuda.functions import SYMBOL_INDEX, SYMBOLS, by_symbol
 from probes.cuda.kernels import KernelNames
 from probes.cuda.meaning import MeaningTracker
-from probes.cuda.pairing import Calls, Pairing
+from probes.cuda.pairing import Calls, OpenCalls, Pairing
+from probes.cuda.recent import RecentCalls
 from probes.cuda.tracing import PROCESS_PROGRAMS, Tracing
 from probes.cuda.watching import Change, LibraryWatcher
 from probes.host import proc
@@ -109,7 +110,7 @@ class CudaCalls:
         self._n_lost = 0
         self._note = ""
         self._detacher: threading.Thread | None = None
-        self._listeners: list[_Recent] = []
+        self._listeners: list[RecentCalls] = []
         self._coverage_told: set[tuple[int, str]] = set()
         self._start_ns = 0
 
@@ -230,10 +231,9 @@ class CudaCalls:
             note = f"{note} No CUDA library is mapped by the target (yet).".strip()
         return SourceReport(self.name, self._n_rows, self._n_lost, None, note, details)
 
-    def open_calls(self) -> tuple[_Records, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return entry records, numbers and depths of the calls that are open now."""
-        calls = self._pairing.open_calls()
-        return calls.entries, calls.call_id, calls.depth
+    def open_calls(self) -> OpenCalls:
+        """Return the calls that are open now."""
+        return self._pairing.open_calls()
 
     def is_launcher(self, pid: int, tid: int) -> bool | None:
         """Return whether a thread made traced calls so far; None while none are recorded."""
@@ -241,9 +241,9 @@ class CudaCalls:
             return None
         return self._pairing.knows(pid << 32 | tid)
 
-    def keep_recent(self) -> _Recent:
+    def keep_recent(self) -> RecentCalls:
         """Return a store that receives all calls from now on, for joining other records."""
-        recent = _Recent()
+        recent = RecentCalls()
         self._listeners.append(recent)
         return recent
 
@@ -539,28 +539,6 @@ class CudaCalls:
             kinds = pa.array(arguments.values["copy_kind"], mask=~arguments.is_known["copy_kind"])
             columns["copy_kind"] = _COPY_KINDS.take(kinds)
         return columns
-
-
-class _Recent:
-    """Calls of the last seconds, for joining what happened inside them."""
-
-    def __init__(self) -> None:
-        self._kept: list[Calls] = []
-
-    def add(self, calls: Calls) -> None:
-        """Keep some calls."""
-        self._kept.append(calls)
-
-    def take_until(self, now_ns: int, keep_ns: int) -> list[Calls]:
-        """Return what is kept, and drop what ended before the last ``keep_ns``."""
-        kept = self._kept
-        self._kept = [
-            calls
-            for calls in kept
-            if int(np.maximum(calls.end_ns, calls.entries["time_ns"].astype(np.int64)).max())
-            >= now_ns - keep_ns
-        ]
-        return kept
 
 
 def _is_return_safe() -> bool:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from probes.cuda.decode import FUNCTIONS_BY_INDEX, Arguments
 from probes.cuda.functions import SYMBOL_INDEX
-from probes.cuda.pairing import Calls
+from probes.cuda.pairing import Calls, index_threads
 from probes.host import proc
 
 _I64 = npt.NDArray[np.int64]
@@ -130,7 +130,7 @@ class MeaningTracker:
         sets = np.flatnonzero(
             is_good & (_SETS_DEVICE[function] | (_HIDES_DEVICE[function] & (calls.depth == 0)))
         )
-        keys, thread = np.unique(pid_tgid, return_inverse=True)
+        keys, thread = index_threads(pid_tgid)
         before = np.array([self._device.get(int(key), -1) for key in keys], np.int32)
         device: npt.NDArray[np.int32] = before[thread]
         if not sets.size:
@@ -244,12 +244,12 @@ class MeaningTracker:
         knows: _Bool,
     ) -> None:
         """Mark the first launches of kernels; the layers have handles of their own."""
-        handles, where = np.unique(kernel[rows], return_index=True)
         seen = self._seen.setdefault((process, is_driver), set())
-        is_new = np.array([handle not in seen for handle in handles.tolist()], np.bool_)
         knows[rows] = True
-        if not is_new.any():
+        if seen.issuperset(np.unique(kernel[rows]).tolist()):
             return
+        handles, where = np.unique(kernel[rows], return_index=True)
+        is_new = np.array([handle not in seen for handle in handles.tolist()], np.bool_)
         seen.update(handles.tolist())
         added = rows[where[is_new]]
         first[added] = True

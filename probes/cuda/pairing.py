@@ -130,7 +130,7 @@ class Pairing:
         all_entries = np.concatenate((self._open, entries)) if n_open else entries
         n_entries = n_open + n_new
         pid_tgid = np.concatenate((all_entries["pid_tgid"], returns["pid_tgid"]))
-        keys, thread = _index_threads(pid_tgid)
+        keys, thread = index_threads(pid_tgid)
         threads = [self._threads.setdefault(int(key), _Thread()) for key in keys]
         last = np.array([state.sequence for state in threads], np.int64)
         raw = np.concatenate((all_entries["sequence"], returns["sequence"]))
@@ -332,8 +332,8 @@ def _no_calls() -> Calls:
     return Calls(np.empty(0, ENTRY_DTYPE), nothing, nothing, nothing, nothing, nothing)
 
 
-def _index_threads(pid_tgid: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], _I64]:
-    """Distinct threads, and the index of each record's thread among them."""
+def index_threads(pid_tgid: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], _I64]:
+    """Return the distinct ``pid_tgid``, sorted, and the index of each record's among them."""
     starts = np.flatnonzero(np.diff(pid_tgid, prepend=~pid_tgid[:1]))
     keys, of_run = np.unique(pid_tgid[starts], return_inverse=True)
     lengths = np.diff(np.append(starts, len(pid_tgid)))

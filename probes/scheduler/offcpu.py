@@ -23,8 +23,6 @@ from probes.probe import Batch, ProbeError, SourceReport, make_batch
 
 #: An interval is joined to calls this long after it ended: its call has then ended or is open.
 JOIN_DELAY_NS = 100_000_000
-#: Calls are kept for joining this long after their end.
-KEEP_CALLS_NS = 1_000_000_000
 #: What is known of a task id is believed for so long.
 _TASK_NS = 5_000_000_000
 _MAX_TASKS = 65536
@@ -127,7 +125,6 @@ class OffCpu:
         is_due |= self._waiting["end_ns"].astype(np.int64) <= now_ns - JOIN_DELAY_NS
         records, self._waiting = self._waiting[is_due], self._waiting[~is_due]
         if not len(records):
-            self._recent.take_until(now_ns, KEEP_CALLS_NS)
             return []
         batch = make_batch(OFFCPU, self._columns(records, now_ns))
         self._n_rows += len(records)
@@ -144,7 +141,9 @@ class OffCpu:
         names = np.select(
             [is_running, (state & _SLEEPING) != 0, (state & _UNINTERRUPTIBLE) != 0], [0, 1, 2], 3
         )
-        call_id, function = self._join(records, now_ns)
+        call_id, function = self._recent.innermost(
+            records["pid_tgid"], start_ns, self._calls.open_calls()
+        )
         waker = records["waker_pid_tgid"]
         occupant = records["occupant_pid_tgid"]
         taker = records["taker_tid"].astype(np.int64)
@@ -190,41 +189,10 @@ class OffCpu:
             known = self._tasks[tid] = (now_ns + _TASK_NS, pid)
         return float("nan") if known[1] is None else float(known[1])
 
-    def _join(self, records: _Records, now_ns: int) -> tuple[_I64, _I64]:
-        """Number and function of the innermost call each interval began in; -1 for none."""
-        recent = self._recent.take_until(now_ns, KEEP_CALLS_NS)
-        entries, numbers, depths = self._calls.open_calls()
-        far = np.iinfo(np.int64).max
-        key = np.concatenate([entries["pid_tgid"], *(one.entries["pid_tgid"] for one in recent)])
-        begin = _joined([entries["time_ns"], *(one.entries["time_ns"] for one in recent)])
-        end = np.concatenate([np.full(len(entries), far), *(one.end_ns for one in recent)])
-        number = np.concatenate([numbers, *(one.call_id for one in recent)])
-        depth = np.concatenate([depths, *(one.depth for one in recent)])
-        function = _joined([entries["function"], *(one.entries["function"] for one in recent)])
-        call_id = np.full(len(records), -1, np.int64)
-        innermost = np.full(len(records), -1, np.int64)
-        at = records["start_ns"].astype(np.int64)
-        for thread in np.unique(records["pid_tgid"]):
-            rows = np.flatnonzero(records["pid_tgid"] == thread)
-            mine = key == thread
-            for level in np.unique(depth[mine]):
-                calls = np.flatnonzero(mine & (depth == level))
-                calls = calls[np.argsort(begin[calls], kind="stable")]
-                last = np.searchsorted(begin[calls], at[rows], side="right") - 1
-                is_inside = (last >= 0) & (end[calls[last]] > at[rows])
-                chosen = calls[last[is_inside]]
-                call_id[rows[is_inside]] = number[chosen]
-                innermost[rows[is_inside]] = function[chosen]
-        return call_id, innermost
-
 
 def _low(pid_tgid: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
     """Thread id in the low half."""
     return pid_tgid.astype(np.uint32).astype(np.int32)
-
-
-def _joined(parts: Sequence[npt.NDArray[np.generic]]) -> _I64:
-    return np.concatenate([part.astype(np.int64) for part in parts])
 
 
 def _text(names: npt.NDArray[np.bytes_], is_known: npt.NDArray[np.bool_] | None = None) -> pa.Array:

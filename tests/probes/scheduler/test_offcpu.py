@@ -40,23 +40,26 @@ def drain_for(found, seconds: float) -> None:
 
 def test_a_hog_on_the_same_cpu_is_named_as_the_taker(folder, library):
     cpu = max(os.sched_getaffinity(0))
-    body = f"{LAUNCH} for (volatile long i = 0; i < 700000000; i++);"
-    program = build_program(folder, library, body, "busy")
+    program = build_program(folder, library, f"{LAUNCH} for (;;);", "busy")
     pin = ("taskset", "-c", str(cpu))
+    preempted: list[dict] = []
     with started(program, pin) as target, recording(target.pid, with_offcpu=True) as found:
         target.go()
         hog = subprocess.Popen([*pin, sys.executable, "-c", "while True: pass"])
+        deadline = time.monotonic() + 20
         try:
-            drain_for(found, 1.0)
+            while time.monotonic() < deadline:
+                drain_for(found, 0.3)
+                # Others take the CPU too on a busy machine.
+                rows = [row for row in found.rows("offcpu") if row["taker_tid"] == hog.pid]
+                preempted = [row for row in rows if row["state"] == "running"]
+                named = [row for row in preempted if row["taker_name"].startswith("python")]
+                if len(named) >= 3 and any(row["occupant_tid"] == hog.pid for row in named):
+                    break
         finally:
             hog.kill()
             hog.wait()
-        target.wait_done()
-        drain_for(found, 0.3)
-    rows = [row for row in found.rows("offcpu") if row["taker_tid"] == hog.pid]
-    # Others may take the CPU too on a busy machine, so few turns are enough.
-    preempted = [row for row in rows if row["state"] == "running"]
-    assert len(preempted) >= 2
+    assert len(preempted) >= 3
     for row in preempted:
         assert row["tid"] == target.pid and row["pid"] == target.pid
         assert row["runnable_ns"] == row["duration_ns"] > 0
@@ -64,7 +67,6 @@ def test_a_hog_on_the_same_cpu_is_named_as_the_taker(folder, library):
         assert row["waker_tid"] is None and row["call_id"] is None
     assert any(row["taker_name"].startswith("python") for row in preempted)
     assert any(row["occupant_tid"] == hog.pid for row in preempted)
-    assert sum(row["duration_ns"] for row in preempted) > 4_000_000
 
 
 def test_a_sleeping_thread_names_its_waker_and_its_call(folder, library):
