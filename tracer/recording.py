@@ -11,13 +11,14 @@ from pathlib import Path
 
 import click
 
-from analysis.manifest import Manifest, Source
+from analysis.manifest import FILE_NAME, Manifest, Source
 from probes.clocks import ClockAnchors
 from probes.registry import CanaryOptions, ProbeOptions, build_probes
 from probes.targets import TargetTree
 from tracer import __version__
 from tracer.commands.parameters import SESSION_SUFFIX
 from tracer.errors import SessionError, TargetError, UsageError
+from tracer.plain_text import plain
 from tracer.recorder import Recorder, stopped_by_signals
 from tracer.session import SessionWriter
 from tracer.status import Status, status_line
@@ -94,6 +95,8 @@ def record(options: RecordOptions) -> int:
         writer.close()
         raise TargetError("the process ended before it could be recorded; start it again") from None
     with stopped_by_signals(recorder):
+        if options.is_terminal:
+            _say("Attaching the probes ...")
         recorder.start()
         if options.on_ready is not None:
             options.on_ready()
@@ -105,11 +108,14 @@ def record(options: RecordOptions) -> int:
         _tell_end(writer.manifest, reason, time.monotonic() - stop_begin)
         if not recorder.wait_detached(QUIET_DETACH_S):
             _wait_detached(recorder)
-        _say(f"Next: tracer analyze {path}")
-    if not is_complete:
+        if (path / FILE_NAME).exists():
+            _say(f"Next: tracer analyze {path}")
+    if not (path / FILE_NAME).exists():
+        raise SessionError(f"{path} was removed while it was recorded; record again")
+    if not is_complete or writer.source().n_lost:
         raise SessionError(
-            f"{path} lacks its last rows. {writer.problem or 'The disk does not answer.'} "
-            "What was written before is readable."
+            f"{path} lacks rows. {writer.problem or 'The disk does not answer.'} "
+            "What was written is readable; record again into a place with room."
         )
     return 0
 
@@ -163,7 +169,7 @@ def _default_path(tree: TargetTree, pid: int) -> Path:
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(plain(text), err=True)
 
 
 def _missing(manifest: Manifest) -> list[Source]:
@@ -224,4 +230,4 @@ class _Display:
         from rich.text import Text
 
         if isinstance(self._live, Live):
-            self._live.update(Text(status_line(status)), refresh=True)
+            self._live.update(Text(plain(status_line(status))), refresh=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
+from pathlib import Path
 
 import click
 
@@ -14,7 +15,7 @@ from tracer.errors import UsageError
 @click.command("describe")
 @click.argument("table", required=False)
 def command(table: str | None) -> None:
-    """Print the tables of a session, or the columns of TABLE with their units and meaning.
+    """Print the tables a session can have, or the columns of TABLE, units and meaning.
 
     Example:
       tracer describe offcpu
@@ -27,6 +28,10 @@ def command(table: str | None) -> None:
     except KeyError:
         names = [item.name for item in schema.TABLES]
         close = difflib.get_close_matches(table, names, n=1)
+        if Path(table, "manifest.json").is_file():
+            raise UsageError(
+                f"{table} is a session, and this tells of tables; try: tracer analyze {table}"
+            ) from None
         hint = f"did you mean {close[0]}?" if close else "list them with: tracer describe"
         raise UsageError(f"there is no table {table}; {hint}") from None
     click.echo(_columns(declared))

@@ -16,9 +16,20 @@ if TYPE_CHECKING:
 
 
 @click.command("record", context_settings={"ignore_unknown_options": False})
-@click.option("--pid", "pids", type=int, multiple=True, metavar="P", help="Process to record.")
 @click.option(
-    "--duration", "duration_ns", type=parse_duration, metavar="T", help="End after this time."
+    "--pid",
+    "pids",
+    type=int,
+    multiple=True,
+    metavar="P",
+    help="Process to record, its children too; may be repeated.",
+)
+@click.option(
+    "--duration",
+    "duration_ns",
+    type=parse_duration,
+    metavar="T",
+    help="End after this time: 30s, 5m, 1h30m; by default with the target.",
 )
 @click.option(
     "-o",

@@ -17,6 +17,12 @@ def test_every_table_and_column(capsys):
         assert max(map(len, text.splitlines())) <= 100
 
 
+def test_a_session_is_not_a_table(tmp_path, capsys):
+    (tmp_path / "manifest.json").write_text("{}")
+    assert cli.run(["describe", str(tmp_path)]) == 2
+    assert f"tracer analyze {tmp_path}" in capsys.readouterr().err
+
+
 def test_a_wrong_name_gets_a_close_one(capsys):
     assert cli.run(["describe", "cuda_cal"]) == 2
     assert "did you mean cuda_call?" in capsys.readouterr().err
