@@ -16,6 +16,7 @@ from analysis import intervals, quantiles
 from analysis.engine import gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Finding, Status, Where
+from analysis.incomplete import MOST_MISSING, doubt
 
 #: Below this share of the recording with demand there is nothing to explain.
 LITTLE_DEMAND = 0.05
@@ -90,6 +91,13 @@ def rank(findings: list[Finding]) -> list[Finding]:
 
 def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding]]:
     """Return the verdict and the findings to show, for findings ranked by :func:`rank`."""
+    if facts.missing_share > MOST_MISSING:
+        nothing = doubt(ranked, facts.missing_share)
+        doubted = tuple(item.cause for item in ranked)
+        verdict = Verdict(
+            "unknown", nothing.confidence, Status.UNDECIDED, doubted, nothing.summary
+        )
+        return verdict, [*ranked, nothing]
     if ranked and ranked[0].status is Status.FOUND:
         first = ranked[0]
         candidates = tuple(item.cause for item in ranked if item.status is Status.UNDECIDED)
@@ -363,7 +371,7 @@ def _next_source(facts: Facts) -> str:
         ("offcpu", "the scheduler: tracer record --pid PID as root"),
         ("engine_sample", "the engine: tracer record --pid PID --engine URL"),
         ("gpu_sample", "the GPU: tracer record --pid PID with NVML"),
-        ("gpu_activity", "device times: tracer record --cupti -- COMMAND"),
+        ("gpu_activity", "device times: tracer import TRACE (PyTorch profiler or Nsight Systems)"),
     )
     for name, text in order:
         if not session.has(name):

@@ -413,7 +413,7 @@ GPU_ACTIVITY = Table(
         _RANK,
     ),
     "start_ns",
-    command="tracer record --cupti -- COMMAND, or tracer import TRACE",
+    command="tracer import TRACE (PyTorch profiler or Nsight Systems)",
 )
 
 ANNOTATION = Table(

@@ -16,6 +16,10 @@ from analysis.finding import Finding, Status
 Analyze = Callable[[Facts], Finding]
 
 
+#: Which source records a table that stays empty while nothing happens.
+_PROBES = {"cuda_call": "cuda", "offcpu": "offcpu"}
+
+
 @dataclass(frozen=True)
 class Needs:
     """Tables that an analyzer reads.
@@ -37,6 +41,9 @@ class Needs:
         session = facts.session
         for name in self.required:
             if not session.has(name):
+                source = session.manifest.source(_PROBES.get(name, ""))
+                if source is not None and source.state == "ok":
+                    return f"no row of {name} came in all that time; record it again under load"
                 command = schema.table(name).command
                 return f"the session has no {name} table; record it with: {command}"
         for group in self.any_of:

@@ -199,7 +199,7 @@ CAUSES = (
         "High busy share of work that is neither a wait in a collective nor a copy of the host, "
         "and submissions always waiting.",
         "Launch latency: long launch calls are then back-pressure of a full queue.",
-        "Record device times: tracer record --cupti -- COMMAND, or import a trace.",
+        "Bring device times: tracer import TRACE (PyTorch profiler or Nsight Systems).",
         "Nothing is wrong on the host: make the kernels cheaper or add devices.",
         Needs(("gpu_activity", "cuda_call"), optional=("annotation",)),
         find_compute_bound,
@@ -211,7 +211,7 @@ CAUSES = (
         "For a material share of its time the device runs only copies from or to the host, most "
         "of it large ones at one common rate, the ceiling of the link.",
         "Copies that overlap with compute cost nothing.",
-        "Record device times: tracer record --cupti -- COMMAND, or import a trace.",
+        "Bring device times: tracer import TRACE (PyTorch profiler or Nsight Systems).",
         "Use pinned memory and another stream, or keep the data on the device.",
         Needs(("gpu_activity",), optional=("cuda_call", "gpu_sample")),
         find_host_link,

@@ -25,7 +25,7 @@ CAUSES = (
     ),
     Cause(
         "unknown",
-        "something is wrong and no cause is proven",
+        "no cause is proven",
         "Time is lost and none of the known causes is proven.",
         "Lost time with demand that no finding explains.",
         "Anything: this is the honest answer where the proof is missing.",

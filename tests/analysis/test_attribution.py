@@ -11,8 +11,9 @@ import pytest
 from analysis import attribute
 from analysis.attribution import Attribution
 from analysis.finding import Status
+from analysis.manifest import Source
 from analysis.report.terminal import WIDTH, render
-from tests.analysis.builder import MS, S, Service
+from tests.analysis.builder import MS, S, Service, SessionBuilder
 
 SEEDS = (1, 2, 3)
 
@@ -497,3 +498,11 @@ def test_causes_that_lack_the_same_source_share_one_line(tmp_path: Path) -> None
     lines = text.split("COULD NOT BE TOLD")[1].split("\n\n")[0]
     assert lines.count("\n  - ") == len(set(reasons))
     assert "not known: 100 % not known" not in text
+
+
+def test_a_source_that_ran_and_saw_nothing_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    times = {"start_ns": S, "end_ns": 9 * S}
+    ran = SessionBuilder(tmp_path / "ran", sources=[Source("cuda", "ok")], **times).write()
+    lacked = SessionBuilder(tmp_path / "not", sources=[Source("cuda", "lost")], **times).write()
+    assert "again under load" in " ".join(render(check(attribute(ran))).split())
+    assert "has no cuda_call table" in " ".join(render(check(attribute(lacked))).split())

@@ -43,11 +43,12 @@ def test_every_cause_of_the_vocabulary_is_declared(shared_data: Path) -> None:
 
 
 def test_what_is_missing_is_named_with_its_command(tmp_path: Path) -> None:
-    facts = Facts(Service(has_engine=False, has_nvml=False).session(tmp_path / "s"))
+    service = Service(has_engine=False, has_nvml=False)
+    facts = Facts(service.session(tmp_path / "s", sources=[]))
     assert "no cuda_call table" in cause("launch.cpu_delay").check(facts).undecided_because
     text = Needs(any_of=(("gpu_activity", "gpu_sample"),)).missing(facts)
     assert "gpu_activity, gpu_sample" in text
-    assert "tracer record" in text
+    assert "tracer import" in text
     with pytest.raises(ValueError, match="no analyzer"):
         cause("healthy").check(facts)
 
