@@ -35,7 +35,11 @@ REASONS = (
     "cpu_delay",
     "first_use",
     "prefill",
+    "other_rank",
     "work",
+    "sync",
+    "input",
+    "late_launch",
     "asleep",
     "launching",
     "calling",
@@ -49,6 +53,13 @@ _FOUND_REASONS = {
     "contention.cross_process": "other_process",
     "launch.first_use": "first_use",
     "prefill.hogging": "prefill",
+}
+
+#: Found causes whose time device times tell on each device, and the reason that they are.
+_TIMED_REASONS = {
+    "host.sync_stall": "sync",
+    "host.input_starvation": "input",
+    "launch.host_bound": "late_launch",
 }
 
 #: States of the launching thread (analysis/threads.py) and the reasons that they are.
@@ -219,11 +230,19 @@ def _reasons(
         # After the complete part of a thinned recording only the scheduler is to be trusted.
         for name in ("calling", "working"):
             raw[name] = intervals.clip(raw[name], facts.start_ns, facts.complete_ns)
-    for finding in findings:
-        if finding.cause == "launch.cgroup_throttle" and finding.status is Status.FOUND:
-            raw["throttled"] = intervals.intersect(
-                raw.get("cpu_delay", intervals.EMPTY), finding.spans
-            )
+    found = {item.cause: item for item in findings if item.status is Status.FOUND}
+    if "launch.cgroup_throttle" in found:
+        spans = found["launch.cgroup_throttle"].spans
+        raw["throttled"] = intervals.intersect(raw.get("cpu_delay", intervals.EMPTY), spans)
+    straggler = found.get("collective.straggler")
+    if straggler is not None and straggler.where.device != device:
+        raw["other_rank"] = intervals.intersect(states["collective"], straggler.spans)
+    for item in facts.timed:
+        if item.activities.device == device:
+            for cause, reason in _TIMED_REASONS.items():
+                if cause in found:
+                    own = item.spans(reason)
+                    raw[reason] = np.concatenate((raw.get(reason, intervals.EMPTY), own))
     raw["cpu_delay"] = intervals.subtract(raw.get("cpu_delay", intervals.EMPTY), raw["work"])
     return _exclusive(raw, _COARSE, everything)
 

@@ -94,6 +94,19 @@ class Idleness:
     wait_ns: Ints
     n_inputs: int
 
+    def spans(self, reason: str) -> Ints:
+        """Return the disjoint intervals in ns that a reason took: sync, input or late_launch.
+
+        Within a gap they follow each other in this order.
+        """
+        begin = self.gaps.spans[:, 0]
+        length = self.sync_ns
+        if reason != "sync":
+            begin, length = begin + length, self.input_ns
+        if reason == "late_launch":
+            begin, length = begin + length, self.rest_ns
+        return intervals.union(intervals.make(begin, begin + length))
+
 
 def timed_devices(session: Session) -> list[Idleness]:
     """Return the idleness of every device that has device times, by rank and device."""

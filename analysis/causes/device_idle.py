@@ -19,6 +19,9 @@ HOST_BOUND = "launch.host_bound"
 SYNC = "host.sync_stall"
 INPUT = "host.input_starvation"
 
+#: Part of a gap (analysis/idleness.py) that each cause is about.
+_REASON = {HOST_BOUND: "late_launch", SYNC: "sync", INPUT: "input"}
+
 #: A statement about what happens in every step needs as many waits or loads.
 N_REPEATS = 3
 #: A program that needs each step's result before the next (decoding token by token) idles for a
@@ -107,7 +110,7 @@ def _start(facts: Facts, item: Idleness, cause: str, lost: Ints) -> Finding:
             _share("device_busy", usage.busy_ns, item, len(item.activities.spans)),
             _share("lost_share", int(lost.sum()), item, len(hit)),
         ],
-        spans=intervals.union(intervals.make(item.gaps.spans[hit, 0], item.gaps.spans[hit, 1])),
+        spans=intervals.intersect(item.spans(_REASON[cause]), facts.demand),
     )
 
 
@@ -272,7 +275,7 @@ CAUSES = (
         "Syncs or blocking copies that wait for work, each followed by idleness that the host "
         "would have hidden had it not waited.",
         "A sync that only waits for kernels costs nothing.",
-        "Record device times: tracer record --cupti -- COMMAND, or import a trace.",
+        "Bring device times: tracer import TRACE (PyTorch profiler or Nsight Systems).",
         "Remove .item(), .cpu() and blocking copies from the step.",
         Needs(("gpu_activity", "cuda_call"), optional=tuple(TABLES[2:])),
         find_sync_stall,
