@@ -53,8 +53,8 @@ def command(
 ) -> int:
     r"""Start a service on a simulated device with a fault, record it, and say what is wrong.
 
-    Everything but the device is real: processes, scheduler, eBPF, files. The exit code is 0 only
-    when the verdict is the fault that was staged.
+    SCENARIO is cpu_contention by default. Everything but the device is real: processes, scheduler,
+    eBPF, files. The exit code is 0 only when the verdict is the fault that was staged.
 
     \b
     Example:
