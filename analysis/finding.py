@@ -61,6 +61,7 @@ class Where:
     device: int | None = None
     rank: int | None = None
     process: str | None = None
+    stage: int | None = None
 
 
 @dataclass

@@ -8,6 +8,7 @@ and the same one in all stages of that step.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,9 +110,11 @@ def find_slow_worker(facts: Facts) -> Finding:
             Status.NOT_APPLICABLE,
             undecided_because=f"{n} steps of too few workers cannot be compared",
         )
-    candidates = [
-        item for item in (_worker(work), _stage(work), _sequences(work)) if item is not None
-    ]
+    with warnings.catch_warnings():
+        # Workers may be missing from steps, and their means with them.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        answers = (_worker(work), _stage(work), _sequences(work))
+    candidates = [item for item in answers if item is not None]
     material = [item for item in candidates if item.lost_share >= MATERIAL_SHARE]
     if not material:
         return Finding(
@@ -176,7 +179,7 @@ def _worker(work: _Work) -> Finding | None:
             Evidence("slowest_in_step_share", round(steady, 3), "ratio", n, "operation"),
         ],
     )
-    finding.where = Where(rank=rank)
+    finding.where = Where(rank=rank, stage=int(work.stages[s]))
     finding.summary = (
         f"Rank {rank} (stage {work.stages[s]}) computes {ratio:.2f} times as long as the other "
         f"ranks of its stage, the slowest of them in {100 * steady:.0f} % of {n} steps; all wait "
@@ -204,6 +207,7 @@ def _stage(work: _Work) -> Finding | None:
             Evidence("stage_compute_vs_others", round(ratio, 3), "ratio", n, "operation"),
         ],
     )
+    finding.where = Where(stage=int(work.stages[s]))
     finding.summary = (
         f"Stage {work.stages[s]} computes {ratio:.2f} times as long as the other stages on all its "
         f"ranks: balanced stages would save up to {100 * shares[s]:.0f} % of a step."

@@ -161,6 +161,8 @@ def _place(finding: Finding) -> str:
         parts.append(f"device {where.device}")
     if where.rank is not None:
         parts.append(f"rank {where.rank}")
+    if where.stage is not None:
+        parts.append(f"pipeline stage {where.stage}")
     return ", ".join(parts)
 
 

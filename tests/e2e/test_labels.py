@@ -120,13 +120,13 @@ def test_label(path: str, imported: Import, labels: dict[str, dict[str, Any]]) -
 def test_stragglers_are_the_right_ones(imported: Import) -> None:
     worker = attribute(open_session(imported("straggler/trace-AR.parquet"))).findings[0]
     numbers = {item.name: item.value for item in worker.evidence}
-    assert worker.where.rank == 0
+    assert (worker.where.rank, worker.where.stage) == (0, 0)
     assert numbers["kind"] == "straggler_worker"
     assert numbers["worker_compute_vs_peers"] == pytest.approx(2.35, rel=0.01)
     assert numbers["slowest_in_step_share"] == 1.0
     stage = attribute(open_session(imported("straggler/trace-ST.parquet"))).findings[0]
     numbers = {item.name: item.value for item in stage.evidence}
-    assert stage.where.rank is None
+    assert (stage.where.rank, stage.where.stage) == (None, 3)
     assert (numbers["kind"], numbers["slowest_stage"]) == ("stage_imbalance", 3)
     assert numbers["stage_compute_vs_others"] == pytest.approx(1.63, rel=0.01)
     rank = attribute(open_session(imported("kineto/dlrm_8rank"))).findings[0]
