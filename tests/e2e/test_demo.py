@@ -24,6 +24,8 @@ DURATION = "6s"
 @pytest.mark.parametrize("scenario", FIRST)
 def test_the_verdict_is_the_fault_that_was_staged(scenario: str, tmp_path: Path):
     run = run_counted(scenario, seed=11, duration=DURATION, folder=tmp_path)
+    if run.is_disturbed:
+        pytest.skip(f"{run.n_disturbed + 1} runs were disturbed by other load: quiet the machine")
     assert run.is_right, run.text
 
 
