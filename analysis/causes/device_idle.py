@@ -156,7 +156,7 @@ def _host_bound(facts: Facts, item: Idleness) -> Finding:
     if 2 * inside > finding.lost_ns or n_half < N_RHYTHM:
         finding.status, finding.confidence = Status.UNDECIDED, 0.4
         finding.undecided_because = (
-            "the device waited while the host was inside long calls that are no launches"
+            f"the device waited while the host was inside long calls{_longest(facts, item)}"
             if 2 * inside > finding.lost_ns
             else f"half of the idle time lies in {n_half} pauses, not in the rhythm of launching: "
             "compilation or garbage collection look the same"
@@ -178,6 +178,21 @@ def _host_bound(facts: Facts, item: Idleness) -> Finding:
         f"{len(depth)} launches)."
     )
     return finding
+
+
+def _longest(facts: Facts, item: Idleness) -> str:
+    """Names the function that the host was in for most of the late gaps."""
+    calls = facts.calls
+    if calls is None:
+        return ""
+    rows = np.flatnonzero(calls.has_return & (calls.duration > WAIT_NS))
+    late = item.gaps.spans[item.gaps.is_late_launch]
+    inside = intervals.overlap_each(intervals.make(calls.start[rows], calls.end[rows]), late)
+    by_function = np.bincount(calls.function[rows], weights=inside, minlength=1)
+    top = int(np.argmax(by_function))
+    if not by_function[top]:
+        return ""
+    return f", mostly {calls.functions[top]} ({by_function[top] / 1e6:.0f} ms)"
 
 
 def _small(what: str, lengths: Ints, item: Idleness) -> str:

@@ -183,9 +183,9 @@ def find_by_batches(facts: Facts) -> Finding | None:
         finding.lost_ns, finding.lost_share = total, share
         finding.status, finding.confidence = Status.UNDECIDED, 0.6
         finding.undecided_because = (
-            f"{n_hog} steps of {prefill / 1e6:.0f} ms computed {prompts} prompt tokens while "
-            f"{decodes} decodes waited in them, but the recording has {len(alone)} steps of "
-            "decodes alone to compare with"
+            f"steps of {prefill / 1e6:.0f} ms (n = {n_hog}) computed {prompts} prompt tokens while "
+            f"{decodes} decodes waited in them, but decodes alone to compare with are too few "
+            f"(n = {len(alone)})"
         )
         finding.settled_by = "a longer trace with decode steps, or the engine's metrics (--engine)"
         return finding

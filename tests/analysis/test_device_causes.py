@@ -387,3 +387,93 @@ def test_worker_stage_and_sequences_are_told_apart(tmp_path: Path) -> None:
         lambda k, s, d: 50 * noise[k][s][d] * (2 if (s, d) == (k % 3, heavy[k]) else 1),
     )
     assert not any(item.status is Status.FOUND for item in lone.findings)
+
+
+def odd_rows(rng: random.Random, n: int) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the tables that device causes read, as a damaged recording may hold them."""
+
+    def time() -> int:
+        return rng.choice([0, 1, MS, 10**9, rng.randrange(10**10), 17 * 10**17 + rng.randrange(99)])
+
+    def length() -> int:
+        return rng.choice([0, 1, -5, US, 10 * MS])
+
+    def maybe(*values: Any) -> Any:
+        return rng.choice([None, *values])
+
+    names = ["", "DataLoader", DECODE, PROMPT, "context_9(x)_generation_2()", "prefill"]
+    activity = [
+        {
+            "start_ns": time(),
+            "duration_ns": length(),
+            "device": rng.randrange(3),
+            "pid": maybe(1, 2),
+            "stream": maybe(1, 2**63),
+            "kind": rng.choice(["kernel", "copy", "set", "graph"]),
+            "name": maybe("a", "b", ""),
+            "copy_kind": maybe("h2d", "d2h", "d2d"),
+            "size_bytes": maybe(0, -1, 1 << 22),
+            "correlation_id": maybe(*range(50)),
+            "is_collective": maybe(True, False),
+            "rank": maybe(0, 1),
+        }
+        for _ in range(n)
+    ]
+    calls = [
+        {
+            "start_ns": time(),
+            "duration_ns": maybe(0, -5, US, 10 * MS),
+            "pid": rng.choice([1, 2]),
+            "tid": rng.choice([1, 2, 3]),
+            "function": "f",
+            "layer": "runtime",
+            "kind": rng.choice(["launch", "sync", "copy", "memory", "graph_launch"]),
+            "call_id": index,
+            "depth": rng.choice([0, 0, 1]),
+            "correlation_id": maybe(*range(50)),
+            "rank": maybe(0, 1),
+        }
+        for index in range(n)
+    ]
+    ranges = [
+        {
+            "start_ns": time(),
+            "duration_ns": abs(length()),
+            "tid": maybe(1, 2),
+            "category": rng.choice(["step", "user", "operator"]),
+            "name": rng.choice(names),
+            "rank": maybe(0, 1),
+        }
+        for _ in range(n)
+    ]
+    log = [
+        {
+            "start_ns": time(),
+            "duration_ns": abs(length()),
+            "rank": rng.randrange(4),
+            "dp_rank": maybe(0, 1),
+            "stage": maybe(0, 1, 2),
+            "step": rng.randrange(5),
+            "name": "x",
+            "microbatch": maybe(0, 1),
+            "is_compute": rng.random() < 0.5,
+            "is_communication": False,
+        }
+        for _ in range(n)
+    ]
+    tables = {"gpu_activity": activity, "cuda_call": calls, "annotation": ranges, "operation": log}
+    return {name: tables[name] for name in rng.sample(list(tables), rng.randint(1, 4))}
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("seed", range(40))
+def test_odd_recordings_are_answered(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    builder = SessionBuilder(tmp_path / "s", start_ns=0, end_ns=10**10)
+    for name, rows in odd_rows(rng, rng.choice([1, 5, 60, 300])).items():
+        builder.add(name, rows)
+    answer = attribute(builder.write())
+    answer.to_json()
+    assert not [note for note in answer.notes if "failed on this session" in note]
+    for budget in answer.budgets:
+        assert sum(budget.by_state().values()) == pytest.approx(1.0, abs=1e-9)
