@@ -7,7 +7,7 @@ from tracer.simulated.scenarios.scenario import Expected, Scenario
 from tracer.simulated.scenarios.serving import SERVER, serve_chats
 from tracer.simulated.stage import Stage
 
-LONG_PROMPTS = Group(n_clients=1, prompt_tokens=(9_000, 15_000), max_tokens=(4, 12), think_s=1.2)
+LONG_PROMPTS = Group(n_clients=1, prompt_tokens=(14_000, 20_000), max_tokens=(4, 12), think_s=1.0)
 
 
 def prepare(stage: Stage) -> None:
