@@ -305,6 +305,11 @@ class CudaCalls:
                 self._meaning.note_start(child)
             elif kind == _EXEC:
                 change = self._tree.note_exec(pid, time_ns)
+                if change is None and pid in self._known_pids:
+                    # It has ended meanwhile, so that nothing more can be read of it.
+                    program = record["name"].decode(errors="replace")
+                    detail = f"process {pid} began to run {program}."
+                    change = TargetChange("exec", pid, time_ns, None, program, detail)
                 self._started_ns[pid] = time_ns
                 self._meaning.note_start(pid)
                 self._kernels.forget(pid)

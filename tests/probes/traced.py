@@ -140,7 +140,7 @@ def build_program(folder: Path, library: Path, body: str, name: str = "program")
         f'\n{main}\nputs("done"); fflush(stdout); getchar(); return 0; }}\n'
     )
     path = folder / name
-    command = ["gcc", "-O0", "-w", "-o", path, source, library, "-lpthread"]
+    command = ["gcc", "-O0", "-w", "-o", path, source, library, "-lpthread", "-ldl"]
     subprocess.run(command, check=True)
     return path
 

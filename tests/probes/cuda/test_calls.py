@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -356,3 +357,59 @@ def test_a_seccomp_filtered_target_is_recorded_and_survives(folder, library):
         target.go()
         assert target.process.wait(timeout=10) == 0
     assert len(found.named("cudaLaunchKernel")) == 1009
+
+
+def test_a_copy_opened_late_is_probed_too(folder, library, tmp_path):
+    copy = tmp_path / "libcudart-copy.so.12"
+    shutil.copy(library, copy)
+    body = (
+        "#include <dlfcn.h>\nMAIN "
+        'void *h = dlopen(getenv("COPY"), RTLD_NOW); int (*f)(void) = dlsym(h, '
+        f'"cudaDeviceSynchronize"); usleep(1500000); for (int i = 0; i < 101; i++) f(); {LAUNCH}'
+    )
+    program = build_program(folder, library, body, "late")
+    with started(program, COPY=str(copy)) as target, recording(target.pid) as found:
+        target.run()
+    assert len(found.named("cudaDeviceSynchronize")) == 101
+    assert len(found.named("cudaLaunchKernel")) == 1
+    libraries = {row["name"] for row in found.rows("event") if row["kind"] == "library"}
+    assert {str(library), str(copy)} <= libraries
+
+
+def test_a_child_that_runs_another_program_is_recorded(folder, library):
+    body = (
+        'if (getenv("CHILD")) {' + LOOP + "} else { if (!fork()) { close(0);"
+        ' setenv("CHILD", "1", 1); execl("/proc/self/exe", "child", (char *)0); } wait(0); }'
+    )
+    program = build_program(folder, library, body, "execs")
+    with started(program) as target, recording(target.pid) as found:
+        target.run()
+        target.wait_done()
+        found.drain()
+    rows = found.named("cudaLaunchKernel")
+    assert len(rows) == 1009 and {row["pid"] for row in rows} != {target.pid}
+    assert [row["is_first_use"] for row in rows[:2]] == [True, False]
+    child = rows[0]["pid"]
+    assert {("fork", child), ("exec", child), ("exit", child)} <= {
+        (row["kind"], row["pid"]) for row in found.rows("event")
+    }
+
+
+def test_attaching_and_detaching_under_load_does_no_harm(folder, library):
+    body = (
+        "volatile int stop; void *wait_for_it(void *x) { getchar(); stop = 1; return 0; } MAIN"
+        " pthread_t t; pthread_create(&t, 0, wait_for_it, 0); long n = 0, sum = 0;"
+        " while (!stop) { n++; sum += cudaMalloc(0, n); }"
+        f" if (sum != n * {code_of('cudaMalloc')}) return 1;"
+    )
+    program = build_program(folder, library, body, "loaded")
+    with started(program) as target:
+        target.go()
+        for _ in range(3):
+            with recording(target.pid) as found:
+                time.sleep(0.1)
+            assert target.process.poll() is None
+            assert len(found.named("cudaMalloc")) > 100
+        target.run()
+        target.go()
+        assert target.process.wait(timeout=10) == 0
