@@ -10,10 +10,11 @@ from probes.recorded.nsys import NsysRecording, is_nsys
 from probes.recorded.operations import MAGIC as PARQUET_MAGIC
 from probes.recorded.operations import OperationsRecording, is_operation_log
 from probes.recorded.recording import Recording, RecordingError
+from probes.recorded.scrapes import ScrapesRecording, is_scrapes_file
 from probes.recorded.sqlite_file import MAGIC, SqliteFile
 
 #: Formats that can be imported, sorted.
-FORMATS = ("ingero", "kineto", "nsys", "operations")
+FORMATS = ("ingero", "kineto", "nsys", "operations", "scrapes")
 
 
 def open_recording(path: Path | str, format: str | None = None) -> Recording:
@@ -63,6 +64,8 @@ def _recognise(path: Path) -> Recording | None:
         return _open_sqlite(path)
     if head.startswith(PARQUET_MAGIC) and is_operation_log(path):
         return OperationsRecording(path)
+    if is_scrapes_file(path):
+        return ScrapesRecording(path)
     if is_trace_file(path):
         return KinetoRecording(path)
     return None

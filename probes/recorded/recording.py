@@ -55,7 +55,7 @@ class Recording(Protocol):
     """One opened recording of another tool.
 
     Attributes:
-        format: ingero, kineto, nsys or operations.
+        format: ingero, kineto, nsys, operations or scrapes.
         problems: What was skipped; complete when ``batches`` is exhausted.
     """
 
