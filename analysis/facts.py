@@ -355,13 +355,23 @@ class Facts:
     def trust(self, *sources: str) -> float:
         """Return a factor in (0, 1] for confidence: the share of records that was kept, of the
         worst of the sources whose name contains one of these words.
+
+        What the disk did not take may have been of any source.
         """
         shares = [
             loss.share
             for loss in self.losses
-            if any(word in loss.source for word in sources) or loss.source == "ingero"
+            if any(word in loss.source for word in sources) or loss.source in ("ingero", "session")
         ]
         return max(1.0 - max(shares, default=0.0), 0.3)
+
+    @property
+    def missing_share(self) -> float:
+        """Share of the session in [0, 1] that was recorded and is not there: dropped by the disk,
+        or in segments that cannot be read, as far as tables were read until now.
+        """
+        dropped = [loss.share for loss in self.losses if loss.source == "session"]
+        return max([*dropped, *self.session.damage.values()], default=0.0)
 
     def process_name(self, pid: int | None) -> str | None:
         """Return the name of a process, None where not known."""

@@ -7,14 +7,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import stat
+import types
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from analysis.schema import FORMAT_VERSION
 
 #: Name of the manifest's file inside a session directory.
 FILE_NAME = "manifest.json"
+#: A larger file is not read: the manifest of a session with 4,096 targets has 2 MB.
+MAX_BYTES = 64 << 20
+#: Times and counts beyond this (146 years in ns) are damage, and would overflow when added.
+MAX_NUMBER = 1 << 62
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number of up to 62 bits",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 class ManifestError(ValueError):
@@ -125,7 +142,9 @@ class Manifest:
         if not isinstance(data, dict) or "tool_version" not in data:
             raise ManifestError("the manifest has no tool_version: this is not a tracer session")
         version = data.get("format_version")
-        if not isinstance(version, int) or version > FORMAT_VERSION:
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise ManifestError("the manifest is damaged (format_version is not a version)")
+        if version > FORMAT_VERSION:
             raise ManifestError(
                 f"the session has format {version}, this tracer reads up to {FORMAT_VERSION}; "
                 "install a newer tracer"
@@ -139,9 +158,14 @@ class Manifest:
             }
             for key, kind in lists.items():
                 data[key] = [kind(**_known(kind, item)) for item in data.get(key, [])]
-            return cls(**_known(cls, data))
+            manifest = cls(**_known(cls, data))
         except (TypeError, AttributeError) as error:
             raise ManifestError(f"the manifest is damaged ({error})") from None
+        if None not in (manifest.start_ns, manifest.end_ns) and (
+            (manifest.start_ns or 0) > (manifest.end_ns or 0)
+        ):
+            raise ManifestError("the manifest is damaged (the end is before the start)")
+        return manifest
 
     @classmethod
     def read(cls, session: Path) -> Manifest:
@@ -152,8 +176,8 @@ class Manifest:
         """
         path = session / FILE_NAME
         try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+            text = _read_regular(path).decode("utf-8")
+        except (FileNotFoundError, NotADirectoryError):
             raise ManifestError(
                 f"{session} has no {FILE_NAME}: not a session; record one with "
                 "'tracer record --pid PID -o DIR'"
@@ -163,7 +187,62 @@ class Manifest:
         return cls.from_json(text)
 
 
-def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
-    """Keep the keys that the dataclass declares."""
-    names = {item.name for item in dataclasses.fields(kind)}
-    return {key: value for key, value in data.items() if key in names}
+def _read_regular(path: Path) -> bytes:
+    """Content of a regular file; a pipe or device of that name is not waited for.
+
+    Raises:
+        OSError: it is none, is too large, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is not a regular file")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(f"it has more than {MAX_BYTES >> 20} MiB")
+    return content
+
+
+def _known(kind: type, data: Any) -> dict[str, Any]:
+    """Keep the keys that the dataclass declares, each checked against its declared type.
+
+    Raises:
+        TypeError: a value is of another type, or a number too large.
+    """
+    if not isinstance(data, dict):
+        raise TypeError(f"an entry of {kind.__name__} is not an object")
+    known = {}
+    for name, declared in _types(kind).items():
+        if name in data:
+            if not _fits(data[name], declared):
+                raise TypeError(f"{name} of {kind.__name__} is not {_type_name(declared)}")
+            known[name] = data[name]
+    return known
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    """Declared type of each field."""
+    hints = get_type_hints(kind)
+    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+
+
+def _type_name(declared: Any) -> str:
+    """What a value should have been, in words."""
+    parts = get_args(declared) if get_origin(declared) is types.UnionType else (declared,)
+    return " or ".join(_WORDS.get(get_origin(part) or part, "of its type") for part in parts)
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    """Whether a JSON value is of a declared type; true is no number."""
+    if get_origin(declared) is types.UnionType:
+        return any(_fits(value, part) for part in get_args(declared))
+    if declared is int:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return is_whole and -MAX_NUMBER <= value <= MAX_NUMBER
+    origin = get_origin(declared) or declared
+    if not isinstance(value, origin):
+        return False
+    if origin is list and get_args(declared) == (str,):
+        return all(isinstance(item, str) for item in value)
+    return True

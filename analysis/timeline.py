@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from analysis import schema
 from analysis.manifest import Manifest, ManifestError
+from analysis.soundness import sound_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +31,8 @@ _T = TypeVar("_T")
 _PART_ROWS = 1 << 20
 #: Times a table is listed again because the recorder compacted segments while it was read.
 _ATTEMPTS = 5
+#: A session that claims to be longer (a year) is damaged, and its windows would fill the memory.
+MAX_SPAN_NS = 366 * 86_400 * 1_000_000_000
 _SEGMENT = re.compile(r"(\d+)-(\d+)\.parquet")
 
 
@@ -66,13 +69,18 @@ class Session:
         self.manifest = manifest
         #: One sentence per segment that could not be read; it grows as tables are read.
         self.problems: list[str] = []
+        self._damaged: dict[str, set[str]] = {}
         self._segments: dict[str, list[Path]] = {}
         self._bounds: tuple[int, int] | None = None
 
     def segments(self, name: str) -> list[Path]:
         """Return the files of one table in order of their sequence."""
         if name not in self._segments:
-            self._segments[name] = _segment_files(self.path / name)
+            files = _segment_files(self.path / name)
+            odd = [path for path in files if path.exists() and not path.is_file()]
+            self._segments[name] = [path for path in files if path not in odd]
+            for path in odd:
+                self._skip(path, OSError("it is not a regular file"))
         return self._segments[name]
 
     def n_rows(self, name: str) -> int:
@@ -210,11 +218,17 @@ class Session:
         fields = [arrow.field(column).with_nullable(True) for column in columns]
         texts = [item.name for item in arrow if item.type == pa.string()]
         try:
-            with pq.ParquetFile(path, read_dictionary=texts if keep_dictionaries else []) as file:
-                names = set(file.schema_arrow.names)
+            names = set(pq.read_schema(path).names)
+            for item in declared:
+                if item.name in wanted and not item.nullable and item.name not in names:
+                    raise ValueError(f"it has no column {item.name}")
+            texts = [name for name in texts if name in names] if keep_dictionaries else []
+            with pq.ParquetFile(path, read_dictionary=texts) as file:
                 present = [column for column in wanted if column in names]
                 for batch in file.iter_batches(_PART_ROWS, columns=present, use_threads=False):
-                    rows = pa.Table.from_batches([batch])
+                    rows, n_bad = sound_rows(pa.Table.from_batches([batch]), declared)
+                    if n_bad:
+                        self._tell(path, f"lost {n_bad} rows: they hold impossible values")
                     if is_ranged:
                         rows = _in_range(rows, times, start_ns, end_ns)
                     arrays = [_column(rows, item, keep_dictionaries) for item in fields]
@@ -226,10 +240,25 @@ class Session:
 
     def _skip(self, path: Path, error: Exception) -> None:
         reason = str(error).strip().splitlines()
-        text = f"segment {path.parent.name}/{path.name} was skipped: it cannot be read"
-        sentence = f"{text} ({reason[0][:120]})" if reason else text
+        text = "was skipped: it cannot be read"
+        self._tell(path, f"{text} ({reason[0][:120]})" if reason else text)
+
+    def _tell(self, path: Path, what: str) -> None:
+        """Note what is wrong with a segment, once."""
+        self._damaged.setdefault(path.parent.name, set()).add(path.name)
+        sentence = f"segment {path.parent.name}/{path.name} {what}"
         if sentence not in self.problems:
             self.problems.append(sentence)
+
+    @property
+    def damage(self) -> dict[str, float]:
+        """Share of the segments of each table that could not be read in full, as far as they
+        were read, in (0, 1].
+        """
+        return {
+            name: min(len(paths) / max(len(self.segments(name)), 1), 1.0)
+            for name, paths in self._damaged.items()
+        }
 
     @property
     def start_ns(self) -> int:
@@ -253,6 +282,12 @@ class Session:
                 first, last = self._extent()
                 start = first if start is None else start
                 end = last if end is None else end
+            if end - start > MAX_SPAN_NS:
+                n_days = (end - start) / 86_400e9
+                raise TimelineError(
+                    f"the session claims to be {n_days:,.0f} days long: its times are damaged; "
+                    "record again"
+                )
             self._bounds = (start, max(start, end))
         return self._bounds
 

@@ -1,0 +1,39 @@
+"""What may be said of a session with holes: it proves nothing, as a hole looks like silence.
+
+Holes are what the disk did not take, and segments that cannot be read. What a probe lost is told
+by its own counters and only lowers the confidence.
+"""
+
+from __future__ import annotations
+
+from analysis.finding import Finding, Status
+
+#: Where more of a table than this is missing, the hole may be the whole of what is seen.
+MOST_MISSING = 0.05
+
+_SETTLED_BY = "a complete recording of the same"
+
+
+def doubt(findings: list[Finding], missing: float) -> Finding:
+    """Make every finding undecided and return the ``unknown`` that is the answer instead.
+
+    Args:
+        findings: Found and undecided ones; changed in place.
+        missing: Share of the session that is missing, in (0, 1].
+    """
+    because = f"{100 * missing:.0f} % of what was recorded was dropped or cannot be read"
+    for item in findings:
+        if item.status is Status.FOUND:
+            item.status = Status.UNDECIDED
+            item.undecided_because = because
+            item.settled_by = _SETTLED_BY
+        item.confidence = round(item.confidence * (1 - missing), 2)
+    return Finding(
+        "unknown",
+        Status.UNDECIDED,
+        confidence=0.5,
+        summary=f"{because}: what is left proves nothing.",
+        undecided_because=because,
+        settled_by=_SETTLED_BY,
+        advice="Record again into a place with room.",
+    )
