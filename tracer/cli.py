@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 import re
@@ -13,6 +14,7 @@ import click
 
 from tracer import __version__
 from tracer.errors import EXIT_CODES, TracerError
+from tracer.plain_text import plain
 
 #: Every command and the module that defines it; loaded when it is needed. Keep this list sorted.
 COMMANDS: tuple[tuple[str, str], ...] = (
@@ -34,6 +36,24 @@ FOREIGN_ERRORS: dict[str, int] = {
     "probes.probe.ProbeError": 4,
     "probes.recorded.recording.RecordingError": 3,
 }
+
+#: Errors of the system that no command expects at that place and that are no defect: what mends
+#: them.
+_CIRCUMSTANCES: dict[int | None, str] = {
+    errno.EACCES: "repeat as root or as the owner",
+    errno.EPERM: "repeat as root or as the owner",
+    errno.EROFS: "choose another place",
+    errno.ENOSPC: "make room where it was to be written",
+    errno.EDQUOT: "make room where it was to be written",
+    errno.EIO: "look at the disk or terminal, e.g. with dmesg",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 65536",
+    errno.ENFILE: "raise the system's limit of open files: sysctl fs.file-max",
+    errno.ENOMEM: "free memory and repeat",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ELOOP: "give the path without links",
+}
+#: Exit code of those.
+EXIT_OS = 1
 
 #: Exit code after Ctrl-C before anything was recorded.
 INTERRUPTED = 130
@@ -102,6 +122,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except TracerError as error:
         return _fail(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno not in _CIRCUMSTANCES:
+            raise
+        place = f"{error.filename}: " if error.filename is not None else ""
+        fact = f"{place}{error.strerror or error}"
+        return _fail(f"{fact}; {_CIRCUMSTANCES[error.errno]}", EXIT_OS)
     except Exception as error:
         code = _foreign_code(error)
         if code is None:
@@ -125,5 +151,5 @@ def _foreign_code(error: Exception) -> int | None:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"tracer: {message}", err=True)
+    click.echo(plain(f"tracer: {message}"), err=True)
     return code

@@ -140,7 +140,7 @@ def _seccomp_returns() -> Requirement:
 
 
 def _btf(root: Path) -> Requirement:
-    is_met = (root / "sys/kernel/btf/vmlinux").exists()
+    is_met = _is_there(root / "sys/kernel/btf/vmlinux")
     return Requirement(
         "btf",
         is_met,
@@ -151,7 +151,7 @@ def _btf(root: Path) -> Requirement:
 
 def _tracefs(root: Path) -> Requirement:
     for place in ("sys/kernel/tracing", "sys/kernel/debug/tracing"):
-        if (root / place / "events/sched/sched_switch").is_dir():
+        if _is_there(root / place / "events/sched/sched_switch"):
             return Requirement("tracepoints", True, f"found in /{place}")
     is_there = "tracefs" in (_text(root / "proc/filesystems") or "")
     return Requirement(
@@ -249,7 +249,7 @@ def _cgroup(proc: Path) -> Requirement:
 
 
 def _pressure(root: Path) -> Requirement:
-    is_met = (root / "proc/pressure/cpu").exists()
+    is_met = _is_there(root / "proc/pressure/cpu")
     return Requirement(
         "pressure",
         is_met,
@@ -259,6 +259,15 @@ def _pressure(root: Path) -> Requirement:
         "no pressure of CPU, memory and I/O",
         "" if is_met else "boot with psi=1",
     )
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path exists and may be seen; others than root may not look into some folders."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
 
 
 def _text(path: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -74,6 +75,21 @@ def test_foreseeable_errors_are_one_line_and_a_code(monkeypatch, capsys, error, 
     assert cli.run([]) == code
     captured = capsys.readouterr()
     assert captured.err == "tracer: a\n" and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left"), PermissionError(errno.EACCES, "Denied", "/b")],
+)
+def test_circumstances_of_the_system_are_one_line(monkeypatch, capsys, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(cli.cli, "main", fail)
+    assert cli.run([]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("tracer: ") and captured.err.count("\n") == 1
+    assert error.strerror in captured.err and ";" in captured.err
 
 
 def test_a_defect_is_not_hidden(monkeypatch):

@@ -8,6 +8,11 @@ from pathlib import Path
 import click
 
 from tracer.commands.parameters import find_session, parse_duration
+from tracer.errors import UsageError
+from tracer.plain_text import plain
+
+#: More windows than this would fill the memory, and nobody reads them.
+MAX_WINDOWS = 1_000_000
 
 
 @click.command("analyze")
@@ -35,10 +40,17 @@ def command(session: Path, window_ns: int, is_json: bool) -> None:
     recovery = recover_crashed(path)
     if recovery is not None:
         click.echo(f"The recorder of {path} died; what it had written was mended.", err=True)
-    attribution = attribute(open_session(path), window_ns=window_ns)
+    opened = open_session(path)
+    if opened.duration_ns > MAX_WINDOWS * window_ns:
+        least_s = opened.duration_ns // (MAX_WINDOWS * 1_000_000_000) + 1
+        raise UsageError(
+            f"the session has more than {MAX_WINDOWS:,} windows of that length; "
+            f"give a longer one, e.g. --window {least_s}s"
+        )
+    attribution = attribute(opened, window_ns=window_ns)
     if is_json:
         click.echo(json.dumps(attribution.to_json(), indent=1))
         return
     from analysis.report.terminal import render
 
-    click.echo(render(attribution))
+    click.echo(plain(render(attribution)))

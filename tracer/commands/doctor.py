@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracer.plain_text import plain
+
 if TYPE_CHECKING:
     from probes.probe import Requirement
     from tracer.doctor_target import TargetCheck
@@ -73,7 +75,7 @@ def _print_target(target: TargetCheck) -> None:
 
     for fact in target.facts:
         places = ", ".join(fact["own_namespaces"])
-        click.echo(
+        _say(
             f"pid {fact['pid']} ({fact['name']}): seccomp {fact['seccomp']}"
             + (f", container {fact['container'][:12]}" if fact["container"] else "")
             + (f", own namespaces {places}" if places else "")
@@ -81,11 +83,16 @@ def _print_target(target: TargetCheck) -> None:
     for library in target.libraries:
         layers = "+".join(library["layers"]) or "no functions"
         version = f" {library['version']}" if library["version"] else ""
-        click.echo(
+        _say(
             f"{library['path']}: {layers}{version}, {library['n_functions']} functions"
             + (", linked statically" if library["is_static"] else "")
         )
         if library["problem"]:
-            click.echo(f"  {library['problem']}")
+            _say(f"  {library['problem']}")
     for line in report_lines(target.requirements):
-        click.echo(line)
+        _say(line)
+
+
+def _say(text: str) -> None:
+    """Print a line that may hold names and paths of the target."""
+    click.echo(plain(text))

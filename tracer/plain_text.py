@@ -1,0 +1,16 @@
+"""Text that may hold what a stranger wrote, for a terminal: names of processes, notes, paths."""
+
+from __future__ import annotations
+
+import re
+
+#: Control characters except line feed, bytes that were no text, and marks that turn the direction
+#: of writing: a process may call itself by any of them, and a terminal would obey.
+_UNSAFE = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def plain(text: str) -> str:
+    """Return the text with ``?`` in the place of each character that a terminal would obey."""
+    return _UNSAFE.sub("?", text)
