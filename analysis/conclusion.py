@@ -48,6 +48,8 @@ ROOTS = {
     "contention.outside_mps": {"contention.cross_process"},
     "launch.cgroup_throttle": {"launch.cpu_delay"},
     "launch.first_use": {"launch.host_bound"},
+    # Evicted requests are computed again instead of new ones, which wait.
+    "kv.preemption": {"queue.overload", "prefill.hogging"},
     # Which rank is late comes first; why its host is late is a finding about that rank.
     "collective.straggler": {"launch.host_bound", "host.sync_stall", "host.input_starvation"},
 }

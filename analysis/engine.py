@@ -29,6 +29,12 @@ INTER_TOKEN = "inter_token_seconds"
 ITERATION_TOKENS = "iteration_tokens"
 PREEMPTIONS = "preemptions"
 KV_USAGE = "kv_usage"
+KV_POOL = "kv_pool_tokens"
+FINISHED = "requests_finished"
+RECEIVED = "requests_received"
+LIMIT = "requests_max"
+QUEUE = "queue_seconds"
+TTFT = "ttft_seconds"
 
 
 @dataclass(frozen=True)
@@ -170,6 +176,12 @@ def load_engine(session: Session) -> EngineSeries | None:
         ITERATION_TOKENS,
         PREEMPTIONS,
         KV_USAGE,
+        KV_POOL,
+        FINISHED,
+        RECEIVED,
+        LIMIT,
+        QUEUE,
+        TTFT,
     )
     mask = pc.is_in(rows["metric"], value_set=pa.array(wanted))
     mask = pc.and_(mask, pc.is_valid(rows["value"]))

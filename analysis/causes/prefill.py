@@ -114,16 +114,55 @@ def find_hogging(facts: Facts) -> Finding:
     return finding
 
 
+@dataclass(frozen=True)
+class _Level:
+    """What undisturbed decodes do: tokens/s, and where it is told by them alone, the mean time
+    between tokens in s with their number.
+    """
+
+    rate: float
+    gap: tuple[float, int] | None = None
+
+
 def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
-    finding = Finding(HOGGING, Status.NOT_FOUND, confidence=0.85, where=_where(facts))
     is_known = np.isfinite(tokens.generated) & np.isfinite(tokens.prompt)
     is_batch = is_known & (tokens.running >= RUNNING)
+    good = quantiles.quantile(tokens.generated[is_batch], GOOD_QUANTILE)
+    finding = _against(facts, tokens, is_batch, _Level(0.0 if good is None else good.value))
+    if finding.status is Status.NOT_FOUND:
+        # Hogged all the time, no whole second is good, but the tokens between two prompts are.
+        level = _between_prompts(tokens, is_batch)
+        if level is not None:
+            second = _against(facts, tokens, is_batch, level)
+            if second.status is not Status.NOT_FOUND:
+                return second
+    return finding
+
+
+def _between_prompts(tokens: _Tokens, is_batch: npt.NDArray[np.bool_]) -> _Level | None:
+    """The level that the seconds with the shortest times between tokens show."""
+    if tokens.gap_seconds is None or is_batch.sum() < N_WINDOWS:
+        return None
+    n = np.nan_to_num(tokens.n_gaps)
+    rows = np.flatnonzero(is_batch & (n >= N_STEPS) & (np.nan_to_num(tokens.gap_seconds) > 0))
+    if len(rows) < N_WINDOWS:
+        return None
+    gaps = tokens.gap_seconds[rows] / n[rows]
+    order = np.argsort(gaps)[:N_WINDOWS]
+    gap = float(gaps[order[-1]])
+    running = quantiles.median(tokens.running[is_batch])
+    assert running is not None
+    return _Level(running / gap, (gap, int(n[rows[order]].sum())))
+
+
+def _against(
+    facts: Facts, tokens: _Tokens, is_batch: npt.NDArray[np.bool_], level: _Level
+) -> Finding:
+    finding = Finding(HOGGING, Status.NOT_FOUND, confidence=0.85, where=_where(facts))
     if is_batch.sum() < N_WINDOWS:
         return finding
-    good = quantiles.quantile(tokens.generated[is_batch], GOOD_QUANTILE)
-    assert good is not None
-    reference = good.value
-    prompt = np.where(is_known, tokens.prompt, 0.0)
+    reference = level.rate
+    prompt = np.nan_to_num(np.where(np.isfinite(tokens.generated), tokens.prompt, 0.0))
     quiet = is_batch & (tokens.generated >= GOOD_QUANTILE * reference)
     if reference <= 0 and prompt.sum() <= 0:
         return finding
@@ -135,6 +174,8 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
     usual_prompt = quantiles.median(prompt[quiet]) or 0.0
     has_prompts = soon >= max(PROMPT_RISE * usual_prompt, reference)
     is_held = is_batch & has_prompts & (tokens.generated < HELD_SHARE * reference)
+    if level.gap is not None:
+        is_held &= soon > PROMPT_HEAVY * tokens.generated
     part = np.where(is_held, 1 - tokens.generated / reference, 0.0)
     spans = intervals.union(intervals.make(tokens.edges[:-1][is_held], tokens.edges[1:][is_held]))
     severity = assess(spans, facts.demand)
@@ -143,8 +184,9 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
     finding.lost_share = finding.lost_ns / facts.demand_ns
     finding.start_ns, finding.end_ns = severity.start_ns, severity.end_ns
     n_held = int(is_held.sum())
+    n_usual = int(quiet.sum()) if level.gap is None else level.gap[1]
     finding.evidence = [
-        Evidence("generation_usual", round(reference, 1), "tokens/s", int(quiet.sum()), "engine"),
+        Evidence("generation_usual", round(reference, 1), "tokens/s", n_usual, "engine"),
     ]
     if n_held:
         finding.evidence += [
@@ -164,7 +206,7 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
         ]
     # A token that waited out the burst comes in the window after it.
     near = is_held | np.append(False, is_held[:-1])
-    usual = tokens.between(quiet & ~near)
+    usual = level.gap or tokens.between(quiet & ~near)
     late = max(
         (mean for mean in (tokens.between(is_held), tokens.between(near)) if mean),
         default=None,

@@ -8,15 +8,6 @@ _ENGINE = "Record the engine's metrics: tracer record --pid PID --engine URL."
 
 CAUSES = (
     Cause(
-        "queue.overload",
-        "more work than capacity",
-        "Requests wait at the door.",
-        "Arrivals in tokens above the service rate; queue time rises before service time.",
-        "A regression: there service time rises first.",
-        _ENGINE,
-        "Add capacity or shed load.",
-    ),
-    Cause(
         "queue.frontend",
         "the front end is the limit",
         "Tokenising or preprocessing saturates one thread.",
@@ -60,15 +51,6 @@ CAUSES = (
         "Real growth.",
         _ENGINE,
         "Mend the cause of the time-outs; back off.",
-    ),
-    Cause(
-        "kv.preemption",
-        "the KV cache is full and requests are computed again",
-        "Requests are evicted and recomputed.",
-        "Preemptions per second, KV near full, prompt work without arrivals.",
-        "Prefill hogging.",
-        _ENGINE,
-        "Lower concurrency, raise the pool, or shorten contexts.",
     ),
     Cause(
         "kv.undersized",
