@@ -69,6 +69,8 @@ class TargetTree:
         root_pids: Host pids to start from; those that do not exist are left out.
         root: Where /proc is.
         boottime_offset_ns: Reads CLOCK_BOOTTIME minus CLOCK_MONOTONIC, in ns.
+        excluded_pids: Descendants that are left out, with all that descends from them: the
+            recorder itself where it was started from the tree that it records.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class TargetTree:
         root_pids: Iterable[int],
         root: Path = proc.PROC,
         boottime_offset_ns: Callable[[], int] = proc.boottime_offset_ns,
+        excluded_pids: Iterable[int] = (),
     ) -> None:
+        self._excluded = frozenset(excluded_pids)
         self._root = root
         self._read_offset = boottime_offset_ns
         self._offset_ns = boottime_offset_ns()
@@ -145,7 +149,7 @@ class TargetTree:
         A child that has ended meanwhile is kept with what is known of it.
         """
         parent = self._living.get(parent_pid) or self._ended_at(parent_pid, time_ns)
-        if parent is None:
+        if parent is None or child_pid in self._excluded:
             return None
         known = self._living.get(child_pid)
         if known is not None:
@@ -302,7 +306,7 @@ class TargetTree:
             if children is None:
                 return None
             for child in children:
-                if child in self._living or child in found:
+                if child in self._living or child in found or child in self._excluded:
                     continue
                 stat = proc.read_stat(child, self._root)
                 if stat is not None and not stat.is_dead:
@@ -313,7 +317,7 @@ class TargetTree:
     def _find_by_parents(self, pids: list[int]) -> list[proc.ProcessStat]:
         children: dict[int, list[proc.ProcessStat]] = {}
         for pid in pids:
-            if pid in self._living:
+            if pid in self._living or pid in self._excluded:
                 continue
             stat = proc.read_stat(pid, self._root)
             if stat is not None and not stat.is_dead:
