@@ -122,13 +122,8 @@ def _read_lockdown() -> str:
     return match.group(1) if match else ""
 
 
-def load(
-    source: str,
-    programs: Sequence[ProgramRequest],
-    maps: Sequence[str],
-    tracepoints: Sequence[str],
-) -> Module:
-    """Return the loaded programs and maps of a BPF source, compiled in a child process.
+class Loading:
+    """Programs that a child process is compiling; begun early, it costs the recorder no wait.
 
     Args:
         source: C text. For each tracepoint ``group/name`` a ``struct NAME_arguments`` with the
@@ -139,58 +134,87 @@ def load(
         tracepoints: Tracepoints that the source uses.
 
     Raises:
-        ProbeError: something is missing on this machine, or the kernel refuses the programs.
+        ProbeError: something is missing on this machine.
     """
-    for requirement in requirements():
-        if not requirement.is_met:
-            raise ProbeError(f"{requirement.detail}; {requirement.remedy}")
-    request = json.dumps(
-        {
-            "source": source,
-            "programs": [[program.name, program.kind] for program in programs],
-            "maps": list(maps),
-            "tracepoints": list(tracepoints),
-        }
-    ).encode()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with ours, theirs, tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-S", compiler.__file__, str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.PIPE,
-            stdout=errors,
-            stderr=errors,
-        )
-        theirs.close()
-        ours.settimeout(_TIMEOUT_S)
-        try:
-            assert child.stdin is not None
-            with child.stdin:
-                child.stdin.write(request)
-            reply, descriptors = _receive(ours)
-        except (OSError, ValueError):
-            reply, descriptors = {"error": "the compiling process ended early"}, []
-        finally:
-            try:
-                child.wait(timeout=_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-        if "error" in reply:
-            errors.seek(0)
-            detail = errors.read()[-2000:].decode(errors="replace").strip()
-            raise ProbeError(
-                f"the BPF programs cannot be loaded: {reply['error']}"
-                + (f" [{detail}]" if detail else "")
-                + "; run 'tracer doctor' to see what is missing"
+
+    def __init__(
+        self,
+        source: str,
+        programs: Sequence[ProgramRequest],
+        maps: Sequence[str],
+        tracepoints: Sequence[str],
+    ) -> None:
+        for requirement in requirements():
+            if not requirement.is_met:
+                raise ProbeError(f"{requirement.detail}; {requirement.remedy}")
+        request = json.dumps(
+            {
+                "source": source,
+                "programs": [[program.name, program.kind] for program in programs],
+                "maps": list(maps),
+                "tracepoints": list(tracepoints),
+            }
+        ).encode()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by result()
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-S", compiler.__file__, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.PIPE,
+                stdout=self._errors,
+                stderr=self._errors,
             )
-    names = [*reply["programs"], *reply["maps"]]
-    by_name = dict(zip(names, descriptors, strict=True))
-    return Module(
-        {name: by_name[name] for name in reply["programs"]},
-        {name: by_name[name] for name in reply["maps"]},
-        reply["tracepoints"],
-    )
+        assert self._child.stdin is not None
+        try:
+            with self._child.stdin:
+                self._child.stdin.write(request)
+        except OSError:
+            return  # the child has ended: result() says so
+
+    def result(self) -> Module:
+        """Return the loaded programs and maps, once; waits for the child.
+
+        Raises:
+            ProbeError: the programs cannot be compiled, or the kernel refuses them.
+        """
+        with self._ours, self._errors:
+            self._ours.settimeout(_TIMEOUT_S)
+            try:
+                reply, descriptors = _receive(self._ours)
+            except (OSError, ValueError):
+                reply, descriptors = {"error": "the compiling process ended early"}, []
+            finally:
+                try:
+                    self._child.wait(timeout=_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    self._child.kill()
+                    self._child.wait()
+            if "error" in reply:
+                self._errors.seek(0)
+                detail = self._errors.read()[-2000:].decode(errors="replace").strip()
+                raise ProbeError(
+                    f"the BPF programs cannot be loaded: {reply['error']}"
+                    + (f" [{detail}]" if detail else "")
+                    + "; run 'tracer doctor' to see what is missing"
+                )
+        names = [*reply["programs"], *reply["maps"]]
+        by_name = dict(zip(names, descriptors, strict=True))
+        return Module(
+            {name: by_name[name] for name in reply["programs"]},
+            {name: by_name[name] for name in reply["maps"]},
+            reply["tracepoints"],
+        )
+
+
+def load(
+    source: str,
+    programs: Sequence[ProgramRequest],
+    maps: Sequence[str],
+    tracepoints: Sequence[str],
+) -> Module:
+    """Return loaded programs and maps; the arguments and errors are those of :class:`Loading`."""
+    return Loading(source, programs, maps, tracepoints).result()
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

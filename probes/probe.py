@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from analysis.schema import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
     Raises:
         ValueError: a required column is absent, or one is not declared.
     """
+    import pyarrow as pa
+
     unknown = set(columns) - set(table.column_names)
     if unknown:
         raise ValueError(f"table {table.name} has no column {', '.join(sorted(unknown))}")

@@ -18,6 +18,7 @@ from probes.targets import TargetTree
 
 if TYPE_CHECKING:
     from probes.cuda.calls import CudaCalls
+    from probes.cuda.loading import ModuleLoading
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class ProbeOptions:
         engine_urls: Metrics pages; empty to look for them among the target's ports.
         contexts: Where the probe of NVML leaves its lists for others.
         canary: What the canary asks; None for no canary.
+        loading: The BPF module, if its compilation was begun already.
     """
 
     tree: TargetTree
@@ -46,13 +48,14 @@ class ProbeOptions:
     engine_urls: tuple[str, ...] = ()
     contexts: ContextBoard = field(default_factory=ContextBoard)
     canary: CanaryOptions | None = None
+    loading: ModuleLoading | None = None
 
     @cached_property
     def calls(self) -> CudaCalls:
         """The probe of CUDA calls of this recording, which others look at."""
         from probes.cuda.calls import CudaCalls
 
-        return CudaCalls(self.tree)
+        return CudaCalls(self.tree, loading=self.loading)
 
 
 def _canary(options: ProbeOptions) -> Probe | None:

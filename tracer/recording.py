@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,12 +14,14 @@ import click
 
 from analysis.manifest import FILE_NAME, Manifest, Source
 from probes.clocks import ClockAnchors
+from probes.cuda.loading import ModuleLoading
 from probes.registry import CanaryOptions, ProbeOptions, build_probes
 from probes.targets import TargetTree
 from tracer import __version__
 from tracer.commands.parameters import SESSION_SUFFIX
 from tracer.errors import SessionError, TargetError, UsageError
 from tracer.plain_text import plain
+from tracer.recordable import check_target
 from tracer.recorder import Recorder, stopped_by_signals
 from tracer.session import SessionWriter
 from tracer.status import Status, status_line
@@ -49,6 +52,7 @@ class RecordOptions:
         canary: Small requests to a service; None for none.
         causes: Record only what these causes need; empty for everything.
         force: Replace an existing session.
+        loading: The BPF module, if its compilation was begun already.
         on_ready: Called once every probe is in place.
         is_terminal: Whether to keep a status line on standard error.
     """
@@ -60,6 +64,7 @@ class RecordOptions:
     canary: CanaryOptions | None = None
     causes: tuple[str, ...] = ()
     force: bool = False
+    loading: ModuleLoading | None = None
     on_ready: Callable[[], None] | None = None
     is_terminal: bool = False
 
@@ -77,7 +82,9 @@ def record(options: RecordOptions) -> int:
     tree = _open_tree(options.pids)
     path = options.output or _default_path(tree, options.pids[0])
     anchors = ClockAnchors()
-    asked = ProbeOptions(tree, anchors, options.engine_urls, canary=options.canary)
+    asked = ProbeOptions(
+        tree, anchors, options.engine_urls, canary=options.canary, loading=options.loading
+    )
     probes = build_probes(asked, tables)
     writer = SessionWriter(path, Manifest(tool_version=__version__), force=options.force)
     display = _Display(options.is_terminal)
@@ -124,15 +131,14 @@ def _open_tree(pids: Sequence[int]) -> TargetTree:
     """The tree below some processes.
 
     Raises:
-        TargetError: one of them does not exist.
+        TargetError: one of them cannot be recorded.
     """
-    tree = TargetTree(pids)
+    for pid in pids:
+        check_target(pid)
+    tree = TargetTree(pids, excluded_pids=[os.getpid()])
     for pid in pids:
         if tree.get(pid) is None:
-            raise TargetError(
-                f"there is no process {pid}; find it with: pgrep -af PATTERN, "
-                "and give its id as this host sees it"
-            )
+            raise TargetError(f"process {pid} ended before it could be recorded; start it again")
     return tree
 
 

@@ -18,10 +18,11 @@ from probes.cuda.coverage import coverage
 from probes.cuda.decode import COPY_KIND_NAMES, FUNCTIONS_BY_INDEX, HAS_CODE, Arguments, decode
 from probes.cuda.functions import SYMBOL_INDEX, SYMBOLS, by_symbol
 from probes.cuda.kernels import KernelNames
+from probes.cuda.loading import PROCESS_PROGRAMS, ModuleLoading
 from probes.cuda.meaning import MeaningTracker
 from probes.cuda.pairing import Calls, OpenCalls, Pairing
 from probes.cuda.recent import RecentCalls
-from probes.cuda.tracing import PROCESS_PROGRAMS, Tracing
+from probes.cuda.tracing import Tracing
 from probes.cuda.watching import Change, LibraryWatcher
 from probes.host import proc
 from probes.probe import Batch, ProbeError, SourceReport, make_batch
@@ -70,6 +71,7 @@ class CudaCalls:
         is_multi: Use ``uprobe_multi`` links; None to use them where the kernel has them.
         entry_bytes: Size of the ring of entries; None for the default.
         return_bytes: Size of the ring of returns; None for the default.
+        loading: The BPF module, whose compilation was begun before; the three above are its.
     """
 
     name = "cuda"
@@ -84,6 +86,7 @@ class CudaCalls:
         is_multi: bool | None = None,
         entry_bytes: int | None = None,
         return_bytes: int | None = None,
+        loading: ModuleLoading | None = None,
     ) -> None:
         self._tree = tree
         self._is_entry_only = is_entry_only
@@ -93,6 +96,7 @@ class CudaCalls:
             for name, size in (("entry_bytes", entry_bytes), ("return_bytes", return_bytes))
             if size is not None
         }
+        self._loading = loading
         self._tracing: Tracing | None = None
         self._watcher: LibraryWatcher | None = None
         self._pairing = Pairing(is_entry_only)
@@ -132,7 +136,8 @@ class CudaCalls:
                 "Returns are not probed: this kernel kills a seccomp-filtered process at one; "
                 "boot another kernel for durations."
             )
-        tracing = Tracing(self._is_multi, **self._sizes)
+        loading, self._loading = self._loading, None
+        tracing = Tracing(loading or ModuleLoading(self._is_multi, **self._sizes))
         self._tracing = tracing
         try:
             for pid in self._tree.pids():

@@ -14,25 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.schema import CALL_ENTRY, CALL_RETURN, OFFCPU_RECORD, PROCESS_RECORD
-from probes import attach, bpf, syscalls
+from probes import attach, syscalls
 from probes.cuda import program
+from probes.cuda.loading import TRACEPOINTS, ModuleLoading
 from probes.ring import Ring
-
-#: Sizes of the rings: at 500,000 calls/s the first two fill in 0.2 s. Each is mapped twice and
-#: counts as the recorder's memory from the start.
-ENTRY_BYTES = 8 << 20
-RETURN_BYTES = 4 << 20
-SIDE_BYTES = 1 << 18
-
-_TRACEPOINTS = {
-    "process_fork": "task/task_newtask",
-    "process_exec": "sched/sched_process_exec",
-    "process_exit": "sched/sched_process_exit",
-    "scheduler_switch": "sched/sched_switch",
-    "scheduler_waking": "sched/sched_waking",
-}
-PROCESS_PROGRAMS = ("process_fork", "process_exec", "process_exit")
-SCHEDULER_PROGRAMS = ("scheduler_switch", "scheduler_waking")
 
 #: Counters of the BPF side, by their index there.
 COUNTERS = (
@@ -43,56 +28,28 @@ COUNTERS = (
     "targets_full",
     "ring_full",
 )
-_MAPS = (
-    "targets",
-    "described",
-    "entries",
-    "returns",
-    "processes",
-    "offcpu",
-    "counters",
-    "lost_entries",
-    "lost_returns",
-)
 
 
 class Tracing:
     """One loaded BPF module with its rings open.
 
     Args:
-        is_multi: Use ``uprobe_multi`` links; None to use them where the kernel has them.
-        entry_bytes: Size of the ring of entries.
-        return_bytes: Size of the ring of returns.
-        side_bytes: Size of the rings of processes and off-CPU intervals.
+        loading: The module, being compiled; waited for here.
 
     Raises:
         ProbeError: the programs cannot be loaded on this machine.
     """
 
-    def __init__(
-        self,
-        is_multi: bool | None = None,
-        entry_bytes: int = ENTRY_BYTES,
-        return_bytes: int = RETURN_BYTES,
-        side_bytes: int = SIDE_BYTES,
-    ) -> None:
-        self.is_multi = attach.has_uprobe_multi() if is_multi is None else is_multi
-        kind = "uprobe_multi" if self.is_multi else "kprobe"
-        requests = [bpf.ProgramRequest(name, kind) for name in program.program_names()]
-        requests += [bpf.ProgramRequest(name, "tracepoint") for name in _TRACEPOINTS]
-        self._module = bpf.load(
-            program.source_text(entry_bytes, return_bytes, side_bytes),
-            requests,
-            _MAPS,
-            sorted(set(_TRACEPOINTS.values())),
-        )
+    def __init__(self, loading: ModuleLoading) -> None:
+        self.is_multi = loading.is_multi
+        self._module = loading.result()
         maps = self._module.maps
         for index, value in program.descriptions().items():
             syscalls.map_update(maps["described"], struct.pack("<I", index), value)
-        self.entries = Ring(maps["entries"], entry_bytes, CALL_ENTRY.numpy_dtype())
-        self.returns = Ring(maps["returns"], return_bytes, CALL_RETURN.numpy_dtype())
-        self.processes = Ring(maps["processes"], side_bytes, PROCESS_RECORD.numpy_dtype())
-        self.offcpu = Ring(maps["offcpu"], side_bytes, OFFCPU_RECORD.numpy_dtype())
+        self.entries = Ring(maps["entries"], loading.entry_bytes, CALL_ENTRY.numpy_dtype())
+        self.returns = Ring(maps["returns"], loading.return_bytes, CALL_RETURN.numpy_dtype())
+        self.processes = Ring(maps["processes"], loading.side_bytes, PROCESS_RECORD.numpy_dtype())
+        self.offcpu = Ring(maps["offcpu"], loading.side_bytes, OFFCPU_RECORD.numpy_dtype())
         self.attacher = attach.Attacher(
             self._module.programs, program.RETURN_PROGRAM, self.is_multi
         )
@@ -106,7 +63,7 @@ class Tracing:
         """Attach programs to their tracepoints; closing the returned descriptors detaches them."""
         events = [
             syscalls.attach_tracepoint(
-                self._module.programs[name], self._module.tracepoints[_TRACEPOINTS[name]]
+                self._module.programs[name], self._module.tracepoints[TRACEPOINTS[name]]
             )
             for name in programs
         ]

@@ -17,7 +17,8 @@ import pyarrow as pa
 from analysis.schema import LOSS, OFFCPU, OFFCPU_RECORD, Table
 from probes.cuda.calls import CudaCalls
 from probes.cuda.functions import SYMBOLS
-from probes.cuda.tracing import SCHEDULER_PROGRAMS, Tracing
+from probes.cuda.loading import SCHEDULER_PROGRAMS
+from probes.cuda.tracing import Tracing
 from probes.host import proc
 from probes.probe import Batch, ProbeError, SourceReport, make_batch
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from probes import attach, syscalls
 from probes.cuda.elf import ElfFile
 from probes.cuda.functions import SYMBOL_INDEX, by_symbol
+from probes.cuda.loading import ModuleLoading
 from probes.cuda.program import program_of
 from probes.cuda.tracing import Tracing
 
@@ -146,7 +147,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         caller = Caller(Path(name))
         stranger = Caller(Path(tempfile.mkdtemp(dir=name)))
-        tracing = Tracing()
+        tracing = Tracing(ModuleLoading())
         tracing.add_target(caller.pid)
         modes = {
             "empty_perf": lambda: empty_pair(caller, False),

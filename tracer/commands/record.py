@@ -12,6 +12,7 @@ from tracer.commands.parameters import parse_duration
 from tracer.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
+    from probes.cuda.loading import ModuleLoading
     from tracer.launch import LaunchedCommand
 
 
@@ -89,6 +90,7 @@ def command(
     if (canary is None) != (model is None) or (against is not None and canary is None):
         raise UsageError("the canary needs both --canary URL and --model M; give both or neither")
     launched = _launch(arguments) if arguments else None
+    loading = None if causes else _begin_loading()
     from probes.registry import CanaryOptions
     from tracer.recording import RecordOptions, record
 
@@ -102,6 +104,7 @@ def command(
                 canary=CanaryOptions(canary, model, against) if canary and model else None,
                 causes=causes,
                 force=force,
+                loading=loading,
                 on_ready=None if launched is None else launched.release,
                 is_terminal=sys.stderr.isatty(),
             )
@@ -111,6 +114,17 @@ def command(
             launched.kill()
         raise
     return outcome if launched is None else _end_command(launched, arguments[0], outcome)
+
+
+def _begin_loading() -> ModuleLoading | None:
+    """Let the BPF programs compile while the rest is imported; None where they cannot be."""
+    from probes.cuda.loading import ModuleLoading
+    from probes.probe import ProbeError
+
+    try:
+        return ModuleLoading()
+    except ProbeError:
+        return None  # the probe tries again, and its source says why it is missing
 
 
 def _launch(arguments: tuple[str, ...]) -> LaunchedCommand:
