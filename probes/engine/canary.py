@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from analysis.schema import EVENT, REQUEST, Table
-from probes.engine.fetch import FetchError
+from probes.engine.fetch import FetchError, public_url
 from probes.engine.stream import EventStream, StatusError
 from probes.probe import Batch, ProbeError, SourceReport, make_batch
 
@@ -145,9 +145,7 @@ class CanaryThread(threading.Thread):
     @property
     def endpoint(self) -> str:
         """URL that is posted to, without user, password and query."""
-        parts = urlsplit(self._streams[0].url)
-        host = parts.netloc.rpartition("@")[2]
-        return urlunsplit((parts.scheme, host, parts.path, "", ""))
+        return public_url(self._streams[0].url)
 
     def run(self) -> None:
         """Send requests until told to stop."""

@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 #: End of a body in chunks: a chunk of no bytes, perhaps with trailers.
 _LAST_CHUNK = re.compile(rb"(?:^|\r\n)0+(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n$")
@@ -54,6 +54,16 @@ class Page:
     duration_ns: int
 
 
+def public_url(url: str) -> str:
+    """Return a URL without user, password, query and fragment, which may hold secrets."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "***"
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path.rpartition("@")[2], "", ""))
+
+
 class Fetcher:
     """Fetches one URL again and again.
 
@@ -74,13 +84,14 @@ class Fetcher:
         clock: Callable[[], int] = time.monotonic_ns,
         keep: bool = False,
     ) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
+            is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
             port = parts.port
         except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise FetchError(f"'{url}' is not an http:// URL with a host")
+            is_good = False
+        if not is_good or not parts.hostname:
+            raise FetchError(f"'{public_url(url)}' is not an http:// URL with a host")
         self.url = url
         self._is_tls = parts.scheme == "https"
         self._host = parts.hostname

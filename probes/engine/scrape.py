@@ -16,7 +16,7 @@ from typing import Protocol
 from analysis.schema import ENGINE_SAMPLE, EVENT, Table
 from probes.engine.discover import Listener, find_listeners
 from probes.engine.exposition import ExpositionParser
-from probes.engine.fetch import Fetcher, FetchError, enter_network_of
+from probes.engine.fetch import Fetcher, FetchError, enter_network_of, public_url
 from probes.engine.reading import PageReader
 from probes.engine.settings import with_path
 from probes.probe import Batch, ProbeError, SourceReport, make_batch
@@ -63,14 +63,14 @@ class Scraper(threading.Thread):
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(name="engine-scraper", daemon=True)
-        self.url = url
+        self.url = public_url(url)
         self.n_scrapes = 0
         self.n_failures = 0
         self.cost_ns = 0
         self.longest_ns = 0
         self.n_bad_lines = 0
         self.is_lost = False
-        self.reader = PageReader(url)
+        self.reader = PageReader(self.url)
         self._parser = ExpositionParser()
         self._fetcher = Fetcher(url, deadline_ns, clock, keep=True)
         self._interval_ns = interval_ns

@@ -74,7 +74,11 @@ def with_path(url: str) -> str:
     """Return a URL with ``/metrics`` when it has only a host; ``http://`` is added if missing."""
     if "://" not in url:
         url = f"http://{url}"
-    return url.rstrip("/") + "/metrics" if urlsplit(url).path in ("", "/") else url
+    try:
+        path = urlsplit(url).path
+    except ValueError:
+        return url  # the fetcher says what is wrong with it
+    return url.rstrip("/") + "/metrics" if path in ("", "/") else url
 
 
 def _cache_labels(page: Exposition) -> dict[str, str]:

@@ -75,8 +75,9 @@ def redact(arguments: Sequence[str]) -> str:
     of three words or more. The line is at most ``MAX_LENGTH`` characters.
     """
     words = [word[:MAX_ARGUMENT_LENGTH] for word in arguments[:MAX_ARGUMENTS]]
-    if len(words) == 1 and any(character.isspace() for character in words[0]):
-        words = words[0].split()  # a process title that replaced the command line
+    if words and any(character.isspace() for character in words[0]):
+        # A process title in the place of the program's name or of the whole command line.
+        words[:1] = words[0].split()
     shown: list[str] = []
     length = 0
     hide_next = hide_list = False
@@ -104,7 +105,7 @@ def redact(arguments: Sequence[str]) -> str:
             if mask is not None:
                 hide_next, hide_as = True, mask
                 hide_list = word.startswith("--")
-    line = " ".join(shown)
+    line = _SCHEME_TOKEN.sub(rf"\1 {MASK}", " ".join(shown))
     if len(line) > MAX_LENGTH or len(arguments) > MAX_ARGUMENTS:
         line = line[: MAX_LENGTH - 2] + " …"
     return line
