@@ -214,6 +214,9 @@ def _nvml() -> Requirement:
     found = probe.inventory()
     for _ in probe.stop():
         continue
+    if found.driver_version is None:
+        text = "NVML does not answer: the driver hangs"
+        return Requirement("nvml", False, text, loss, "look at: dmesg | grep -i nvrm")
     names = ", ".join(str(gpu.get("name")) for gpu in found.gpus) or "no GPU"
     return Requirement(
         "nvml",

@@ -14,3 +14,8 @@ _UNSAFE = re.compile(
 def plain(text: str) -> str:
     """Return the text with ``?`` in the place of each character that a terminal would obey."""
     return _UNSAFE.sub("?", text)
+
+
+def plain_line(text: str) -> str:
+    """Return the same as one line: a line feed in a name cannot begin a line of its own."""
+    return plain(text.replace("\n", "?"))

@@ -20,7 +20,7 @@ from probes.targets import TargetTree
 from tracer import __version__
 from tracer.commands.parameters import SESSION_SUFFIX
 from tracer.errors import SessionError, TargetError, UsageError
-from tracer.plain_text import plain
+from tracer.plain_text import plain_line
 from tracer.recordable import check_target
 from tracer.recorder import Recorder, stopped_by_signals
 from tracer.session import SessionWriter
@@ -175,7 +175,7 @@ def _default_path(tree: TargetTree, pid: int) -> Path:
 
 
 def _say(text: str) -> None:
-    click.echo(plain(text), err=True)
+    click.echo(plain_line(text), err=True)
 
 
 def _missing(manifest: Manifest) -> list[Source]:
@@ -236,4 +236,4 @@ class _Display:
         from rich.text import Text
 
         if isinstance(self._live, Live):
-            self._live.update(Text(plain(status_line(status))), refresh=True)
+            self._live.update(Text(plain_line(status_line(status))), refresh=True)

@@ -100,7 +100,8 @@ class SourceSlot:
     def source(self) -> Source:
         """Return the entry of the manifest."""
         report = self.report()
-        state = "degraded" if self.state == "ok" and report.n_lost else self.state
+        is_worse = bool(report.n_lost or report.note)
+        state = "degraded" if self.state == "ok" and is_worse else self.state
         details = dict(report.details or {})
         details["drain_cpu_ns"] = self.cpu_ns
         details["longest_drain_ns"] = self.longest_drain_ns

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracer.plain_text import plain
+from tracer.plain_text import plain_line
 
 if TYPE_CHECKING:
     from probes.probe import Requirement
@@ -95,4 +95,4 @@ def _print_target(target: TargetCheck) -> None:
 
 def _say(text: str) -> None:
     """Print a line that may hold names and paths of the target."""
-    click.echo(plain(text))
+    click.echo(plain_line(text))
