@@ -96,9 +96,7 @@ def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding
     if facts.missing_share > MOST_MISSING:
         nothing = doubt(ranked, facts.missing_share)
         doubted = tuple(item.cause for item in ranked)
-        verdict = Verdict(
-            "unknown", nothing.confidence, Status.UNDECIDED, doubted, nothing.summary
-        )
+        verdict = Verdict("unknown", nothing.confidence, Status.UNDECIDED, doubted, nothing.summary)
         return verdict, [*ranked, nothing]
     if ranked and ranked[0].status is Status.FOUND:
         first = ranked[0]
