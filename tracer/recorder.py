@@ -192,8 +192,12 @@ class Recorder:
             left[slot.probe.name] = slot.stop()
 
         thread = threading.Thread(target=stop, name=slot.probe.name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no room for another thread: then one after the other
+            stop()
+            return
         self._stoppers.append(thread)
-        thread.start()
 
     def _step(self, now_ns: int) -> None:
         """Do everything that is due."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,7 +25,11 @@ from tracer.plain_text import plain_line
 from tracer.recordable import check_target
 from tracer.recorder import Recorder, stopped_by_signals
 from tracer.session import SessionWriter
+from tracer.standard_files import raise_file_limit
 from tracer.status import Status, status_line
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 #: Removing the probes is only told where it takes longer than this.
 QUIET_DETACH_S = 1.0
@@ -79,6 +84,7 @@ def record(options: RecordOptions) -> int:
     tables = _tables_for(options.causes)
     if tables is not None and options.canary is not None:
         tables.add("request")
+    raise_file_limit()
     tree = _open_tree(options.pids)
     path = options.output or _default_path(tree, options.pids[0])
     anchors = ClockAnchors()
@@ -175,7 +181,9 @@ def _default_path(tree: TargetTree, pid: int) -> Path:
 
 
 def _say(text: str) -> None:
-    click.echo(plain_line(text), err=True)
+    """Tell it, if there is still somebody to tell: a recording outlives its terminal."""
+    with suppress(OSError):
+        click.echo(plain_line(text), err=True)
 
 
 def _missing(manifest: Manifest) -> list[Source]:
@@ -217,23 +225,30 @@ class _Display:
     """The status line on a terminal; nothing anywhere else."""
 
     def __init__(self, is_terminal: bool) -> None:
-        self._live: object = None
+        self._live: Live | None = None
         self._is_terminal = is_terminal
 
-    def live(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def live(self) -> Iterator[None]:
         """A context in which the line is shown."""
-        if not self._is_terminal:
-            return nullcontext()
-        from rich.console import Console
-        from rich.live import Live
+        if self._is_terminal:
+            from rich.console import Console
+            from rich.live import Live
 
-        self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
-        return self._live
+            self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            with suppress(OSError):
+                self._live.start()
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                with suppress(OSError):
+                    self._live.stop()
 
     def show(self, status: Status) -> None:
         """Replace the line."""
-        from rich.live import Live
         from rich.text import Text
 
-        if isinstance(self._live, Live):
-            self._live.update(Text(plain_line(status_line(status))), refresh=True)
+        if self._live is not None:
+            with suppress(OSError):
+                self._live.update(Text(plain_line(status_line(status))), refresh=True)

@@ -1,0 +1,35 @@
+"""What a command needs of its process: the three standard files, and room for open files.
+
+A daemon's child may have none of the standard files. The next file to be opened would take their
+number then, and a library's warning would be written into it: into a segment of the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+from pathlib import Path
+
+
+def ensure_standard_files() -> None:
+    """Open the null device in the place of each standard file that is closed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is given, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system grants: targets with many threads need them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
