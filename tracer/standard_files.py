@@ -10,7 +10,6 @@ import contextlib
 import os
 import resource
 import sys
-from pathlib import Path
 
 
 def ensure_standard_files() -> None:
@@ -24,7 +23,7 @@ def ensure_standard_files() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             mode = "r" if name == "stdin" else "w"
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
 
 
 def raise_file_limit() -> None:
