@@ -16,7 +16,7 @@ from analysis import intervals, quantiles
 from analysis.engine import gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Finding, Status, Where
-from analysis.incomplete import MOST_MISSING, doubt
+from analysis.incomplete import MOST_MISSING, SHORTEST_NS, doubt, doubt_moment
 
 #: Below this share of the recording with demand there is nothing to explain.
 LITTLE_DEMAND = 0.05
@@ -98,6 +98,9 @@ def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding
         doubted = tuple(item.cause for item in ranked)
         verdict = Verdict("unknown", nothing.confidence, Status.UNDECIDED, doubted, nothing.summary)
         return verdict, [*ranked, nothing]
+    length_ns = facts.end_ns - facts.start_ns
+    if facts.manifest.origin == "record" and not facts.timed and length_ns < SHORTEST_NS:
+        doubt_moment(ranked, length_ns)
     if ranked and ranked[0].status is Status.FOUND:
         first = ranked[0]
         candidates = tuple(item.cause for item in ranked if item.status is Status.UNDECIDED)

@@ -11,7 +11,20 @@ from analysis.finding import Finding, Status
 #: Where more of a table than this is missing, the hole may be the whole of what is seen.
 MOST_MISSING = 0.05
 
+#: A shorter live recording is one moment: what it shows may be chance.
+SHORTEST_NS = 1_000_000_000
+
 _SETTLED_BY = "a complete recording of the same"
+
+
+def doubt_moment(findings: list[Finding], length_ns: int) -> None:
+    """Make every finding of a recording undecided that is too short to prove anything."""
+    for item in findings:
+        if item.status is Status.FOUND:
+            item.status = Status.UNDECIDED
+            item.undecided_because = f"only {length_ns / 1e9:.2f} s were recorded"
+            item.settled_by = "a recording of ten seconds or more"
+            item.confidence = min(item.confidence, 0.5)
 
 
 def doubt(findings: list[Finding], missing: float) -> Finding:

@@ -11,6 +11,9 @@ import pytest
 DATA_VARIABLE = "TRACER_TEST_DATA"
 #: Set in CI: every skip becomes a failure that repeats the reason.
 STRICT_VARIABLE = "TRACER_TESTS_NO_SKIP"
+#: In the reason of a skip that the machine caused and no one can mend: real scheduling was tested
+#: while something else took the CPU.
+DISTURBED = "disturbed by other load"
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +42,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     outcome = yield
     report = outcome.get_result()
     if report.skipped and os.environ.get(STRICT_VARIABLE) and not hasattr(report, "wasxfail"):
-        if item.get_closest_marker("gpu"):
+        if item.get_closest_marker("gpu") or DISTURBED in str(report.longrepr):
             return
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"

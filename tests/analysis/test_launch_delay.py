@@ -11,6 +11,17 @@ S = 1_000_000_000
 MS = 1_000_000
 
 
+def test_a_moment_proves_nothing(tmp_path: Path) -> None:
+    service = Service()
+    while service.now < service.start + S // 4:
+        service.preempt(6 * MS)
+        service.decode_step()
+    attribution = attribute(service.session(tmp_path / "s"))
+    assert attribution.verdict.cause == "unknown"
+    assert "launch.cpu_delay" in attribution.verdict.candidates
+    assert any("s were recorded" in item.undecided_because for item in attribution.findings)
+
+
 def culprit(path: Path, shares: dict[int, tuple[str, int]], own_pid: int | None = None) -> str:
     """What the finding blames when these tasks take the CPU in turn: pid -> (name, ns)."""
     service = Service()

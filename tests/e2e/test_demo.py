@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import DISTURBED
 from tests.e2e.acceptance import run_counted, run_once
 
 FIRST = (
@@ -25,7 +26,7 @@ DURATION = "6s"
 def test_the_verdict_is_the_fault_that_was_staged(scenario: str, tmp_path: Path):
     run = run_counted(scenario, seed=11, duration=DURATION, folder=tmp_path)
     if run.is_disturbed:
-        pytest.skip(f"{run.n_disturbed + 1} runs were disturbed by other load: quiet the machine")
+        pytest.skip(f"{run.n_disturbed + 1} runs were {DISTURBED}: quiet the machine")
     assert run.is_right, run.text
 
 
@@ -63,3 +64,22 @@ def test_an_unknown_scenario_is_a_usage_error():
     assert done.returncode == 2
     assert "cpu_contention" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_kept_service_ends_with_the_demo(tmp_path: Path):
+    demo = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tracer", "demo", "idle", "--duration", "1s"),
+            *("--keep", "-o", str(tmp_path / "s.tracer")),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stderr is not None
+    line = next(line for line in demo.stderr if "runs on as pid" in line)
+    pid = int(line.split("pid ")[1].split(";")[0])
+    assert Path(f"/proc/{pid}").exists()
+    demo.terminate()
+    demo.communicate(timeout=60)
+    assert not Path(f"/proc/{pid}").exists()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,7 +93,8 @@ def command(
         force=output is None,
         is_terminal=is_terminal,
     )
-    performance = perform(chosen, options, tell, _wait if keep else None)
+    with _ended_by_signals():
+        performance = perform(chosen, options, tell, _wait if keep else None)
     tell("Analyzing ...")
     from analysis import attribute, open_session
     from analysis.report.terminal import render
@@ -128,6 +132,20 @@ def command(
             )
         click.echo(f"Session: {performance.session}")
     return 0 if judgement.is_right else WRONG
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the demo as Ctrl-C does, so that its service ends with it."""
+    before = {
+        number: signal.signal(number, lambda number, _: sys.exit(128 + number))
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait(stage: Stage) -> None:

@@ -26,8 +26,6 @@ from tracer.simulated.options import ServerOptions
 
 #: Longest time for a process of the stage to get ready, in seconds.
 READY_S = 30.0
-#: Niceness of every process of a stage.
-_NICE = -16
 _ENGINE_NAME = "VLLM::EngineCor"
 
 
@@ -173,7 +171,6 @@ class Stage:
             start_new_session=True,
         )
         self._children.append(child)
-        _raise_priority(child.pid)
         return child
 
     def start_training(self, config: str) -> Service:
@@ -252,19 +249,6 @@ class Stage:
                 raise StageError(f"the simulated engine ended: {self._errors() or 'no output'}")
             time.sleep(0.05)
         raise StageError(f"the simulated engine is '{seen}' after {READY_S:.0f} s, not '{state}'")
-
-
-def _raise_priority(pid: int) -> None:
-    """Put a process of the stage before whatever else runs here, where that is allowed.
-
-    All processes of a stage are raised alike, so that what is staged among them stays as it is and
-    what is not disturbs it less.
-    """
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
-    # Where the scheduler shares the CPUs by sessions first, the session has a weight of its own.
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE), encoding="utf-8")
 
 
 def _now() -> float:
