@@ -133,6 +133,17 @@ def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding
             Verdict("unknown", 0.5, Status.UNDECIDED, (), nothing.summary),
             [nothing],
         )
+    if facts.manifest.origin == "record" and _is_blind(facts):
+        unseen = Finding(
+            "unknown",
+            Status.UNDECIDED,
+            confidence=0.5,
+            summary="Nothing wrong shows in the engine's and the device's numbers, but no CUDA "
+            "call was recorded: what delays the launching side stays unseen.",
+            undecided_because="no CUDA call was recorded",
+            settled_by="cuda_call and offcpu: run tracer doctor --pid PID, and record as root",
+        )
+        return _verdict(unseen), [unseen]
     return _healthy(facts), []
 
 

@@ -72,8 +72,9 @@ class Engine:
             if name not in self.hidden
         ]
 
-    def attribution(self, path: Path) -> Attribution:
-        builder = SessionBuilder(path / "s", start_ns=1_000 * S, end_ns=self.now, gpus=[])
+    def attribution(self, path: Path, origin: str = "scrapes") -> Attribution:
+        limits = {"start_ns": 1_000 * S, "end_ns": self.now}
+        builder = SessionBuilder(path / "s", origin=origin, gpus=[], **limits)
         return attribute(builder.add("engine_sample", self.rows).write())
 
 
@@ -218,3 +219,11 @@ def test_nothing_is_said_without_an_engine(tmp_path: Path) -> None:
     attribution = attribute(SessionBuilder(tmp_path / "s", start_ns=0, end_ns=S).write())
     for cause in ("kv.preemption", "queue.overload"):
         assert of(attribution, cause).status is Status.NOT_APPLICABLE
+
+
+def test_a_recording_that_saw_no_call_is_not_called_healthy(tmp_path: Path) -> None:
+    engine = Engine().play(40, 8, 0, 0.5)
+    assert engine.attribution(tmp_path / "scraped").verdict.cause == "healthy"
+    attribution = engine.attribution(tmp_path / "blind", origin="record")
+    assert attribution.verdict.cause == "unknown"
+    assert attribution.findings[0].undecided_because == "no CUDA call was recorded"

@@ -26,7 +26,6 @@ from tracer.simulated.options import ServerOptions
 
 #: Longest time for a process of the stage to get ready, in seconds.
 READY_S = 30.0
-_ENGINE_NAME = "VLLM::EngineCor"
 
 
 class StageError(TracerError):
