@@ -40,20 +40,24 @@ class Run:
 def run_once(scenario: str, seed: int, duration: str, folder: Path) -> dict[str, Any]:
     """Run one demo; its JSON, or a JSON with the error it ended with."""
     session = folder / f"{scenario}-{seed}-{time.monotonic_ns()}.tracer"
-    done = subprocess.run(
+    with subprocess.Popen(
         [
             *(sys.executable, "-m", "tracer", "demo", scenario, "--seed", str(seed)),
             *("--duration", duration, "-o", str(session), "--json"),
         ],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    ) as demo:
+        try:
+            output, errors = demo.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            demo.kill()
+            output, errors = "", f"no answer within {TIMEOUT_S} s"
     try:
-        result: dict[str, Any] = json.loads(done.stdout)
+        result: dict[str, Any] = json.loads(output)
     except ValueError:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        last = (errors.strip().splitlines() or ["no output"])[-1]
         result = {"is_right": False, "cause": "error", "status": "none", "judgement": last}
     return result
 

@@ -13,9 +13,11 @@ from typing import Any
 
 from tracer.simulated.batching import Batcher, Request, Step
 from tracer.simulated.channel import Channel
+from tracer.simulated.computing import compute
 from tracer.simulated.faults import Faults
 from tracer.simulated.model import Model
 from tracer.simulated.options import ServerOptions
+from tracer.simulated.orphan import end_with_parent
 
 _PR_SET_NAME = 15
 #: Name of the engine's process, cut to 15 letters by the kernel as vLLM's is.
@@ -89,14 +91,11 @@ class Engine:
             self._faults.order(message["order"], message.get("arguments", {}))
 
     def _prepare(self, step: Step) -> None:
-        """Build the step's inputs in Python, for at least the configured CPU time."""
-        end_ns = time.thread_time_ns() + self._options.host_work_ns
-        while True:
-            tables = [[block * 16 for block in request.blocks] for request in step.decodes]
-            positions = [request.n_computed for request in step.decodes]
-            if time.thread_time_ns() >= end_ns:
-                break
-            del tables, positions
+        """Build the step's inputs in Python and spend the configured CPU time."""
+        tables = [[block * 16 for block in request.blocks] for request in step.decodes]
+        positions = [request.n_computed for request in step.decodes]
+        del tables, positions
+        compute(self._options.host_work_ns)
 
     def _report(self, step: Step) -> None:
         """Account the step and send its outputs with the state of the scheduler."""
@@ -125,6 +124,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME, 0, 0, 0)
     if options.engine_cpus:
         os.sched_setaffinity(0, options.engine_cpus)
+    end_with_parent()
     try:
         Engine(options, channel).run()
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):

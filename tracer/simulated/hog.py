@@ -14,6 +14,8 @@ import os
 import time
 from pathlib import Path
 
+from tracer.simulated.orphan import end_with_parent
+
 _PR_SET_NAME = 15
 
 
@@ -39,6 +41,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     config = json.loads(parser.parse_args().config.read_text(encoding="utf-8"))
     os.sched_setaffinity(0, config["cpus"])
+    end_with_parent()
     name_process(config["name"])
     burn(config["busy_s"], config["idle_s"])
 

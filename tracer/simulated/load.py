@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tracer.simulated.orphan import end_with_parent
+
 
 @dataclass(frozen=True)
 class Group:
@@ -139,6 +141,7 @@ def main() -> None:
     config = json.loads(parser.parse_args().config.read_text(encoding="utf-8"))
     if config["cpus"]:
         os.sched_setaffinity(0, config["cpus"])
+    end_with_parent()
     groups = []
     for item in config["groups"]:
         for name in ("prompt_tokens", "max_tokens"):

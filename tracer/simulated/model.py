@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from tracer.simulated.batching import Step
+from tracer.simulated.computing import compute
 from tracer.simulated.cuda import DEVICE_TO_HOST, HOST_TO_DEVICE, Cuda, Grid
 from tracer.simulated.options import ServerOptions
 
@@ -131,7 +130,7 @@ class Model:
         for _ in range(n_layers):
             for kernel, grid, kernel_compute_ns, kernel_memory_ns in costs:
                 if work_ns:
-                    _work(work_ns)
+                    compute(work_ns)
                 launch(kernel, grid, stream, kernel_compute_ns, kernel_memory_ns)
         launch(kernels[LOGITS_KERNEL], narrow, stream, 20_000)
 
@@ -144,10 +143,3 @@ class Model:
             self._launch_layers(size, 1_000_000, 0)
             graph = self._graphs[size] = self.cuda.end_capture(self.stream)
         return graph
-
-
-def _work(cpu_ns: int) -> None:
-    """Spend CPU time in the interpreter, as a framework does between two launches."""
-    end_ns = time.thread_time_ns() + cpu_ns
-    while time.thread_time_ns() < end_ns:
-        pass

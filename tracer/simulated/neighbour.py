@@ -17,6 +17,7 @@ from typing import Any
 
 from tracer.simulated.cuda import DEVICE_TO_HOST, SCHEDULE_BLOCKING, Cuda, Grid
 from tracer.simulated.hog import name_process
+from tracer.simulated.orphan import end_with_parent
 
 _KERNELS = (
     "ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_tn",
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     config = json.loads(parser.parse_args().config.read_text(encoding="utf-8"))
     os.sched_setaffinity(0, config["cpus"])
+    end_with_parent()
     name_process(config["name"])
     run(config)
 

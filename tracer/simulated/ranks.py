@@ -16,8 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracer.simulated.computing import compute
 from tracer.simulated.cuda import SCHEDULE_BLOCKING, Cuda, Grid
 from tracer.simulated.hog import name_process
+from tracer.simulated.orphan import end_with_parent
 
 _KERNELS = (
     "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8>",
@@ -54,6 +56,7 @@ class RankOptions:
 def run_rank(options: RankOptions, rank: int) -> None:
     """Train as one rank, for ever."""
     name_process("pt_main_thread")
+    end_with_parent()
     cuda = Cuda(options.runtime)
     cuda.set_device(rank, SCHEDULE_BLOCKING)
     handles = cuda.register((*_KERNELS, _ALL_REDUCE))
@@ -67,7 +70,7 @@ def run_rank(options: RankOptions, rank: int) -> None:
         for index in range(options.n_kernels):
             cuda.launch(kernels[index % 2], grid, stream, options.kernel_ns)
         if rank == options.late_rank:
-            _work(options.late_ns)
+            compute(options.late_ns)
         is_wedged = rank == options.wedged_rank and time.monotonic() > begin + options.wedge_s
         if not is_wedged:
             cuda.launch_collective(
@@ -77,13 +80,6 @@ def run_rank(options: RankOptions, rank: int) -> None:
         step += 1
         while is_wedged:
             time.sleep(1.0)
-
-
-def _work(cpu_ns: int) -> None:
-    """Spend CPU time in the interpreter."""
-    end_ns = time.thread_time_ns() + cpu_ns
-    while time.thread_time_ns() < end_ns:
-        pass
 
 
 def main() -> None:
@@ -101,6 +97,7 @@ def main() -> None:
     for process in ranks:
         process.start()
     print(json.dumps({"pids": [process.pid for process in ranks]}), flush=True)
+    end_with_parent()
     for process in ranks:
         process.join()
 

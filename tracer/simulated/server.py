@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from tracer.simulated.channel import Channel
+from tracer.simulated.computing import compute
 from tracer.simulated.metrics_page import MetricsPage, Progress
 from tracer.simulated.options import ServerOptions
+from tracer.simulated.orphan import end_with_parent
 
 #: How often a handler looks whether its client is still there, in seconds.
 _CLIENT_CHECK_S = 0.25
@@ -41,6 +43,7 @@ class Frontend:
     def __init__(self, options: ServerOptions) -> None:
         self.page = MetricsPage(options.model_name, options.n_blocks, options.block_tokens)
         self._frontend_token_ns = options.frontend_token_ns
+        self._tokeniser = threading.Lock()
         self._ids = itertools.count(1)
         self._progress: dict[int, Progress] = {}
         self._done: dict[int, threading.Event] = {}
@@ -88,12 +91,10 @@ class Frontend:
             self.state = "dead"
 
     def _tokenise(self, prompt_tokens: int) -> None:
-        """Spend the interpreter's time that a prompt takes before the engine gets it."""
-        if not self._frontend_token_ns:
-            return
-        end_ns = time.thread_time_ns() + self._frontend_token_ns * prompt_tokens
-        while time.thread_time_ns() < end_ns:
-            pass
+        """Spend what a prompt takes before the engine gets it; one prompt at a time."""
+        if self._frontend_token_ns:
+            with self._tokeniser:
+                compute(self._frontend_token_ns * prompt_tokens)
 
     def _abort(self, request_id: int) -> None:
         with self._lock:
@@ -214,6 +215,7 @@ def main() -> None:
     options = ServerOptions.read(parser.parse_args().config)
     if options.server_cpus:
         os.sched_setaffinity(0, options.server_cpus)
+    end_with_parent()
     frontend = Frontend(options)
     handler = type("Handler", (_Handler,), {"frontend": frontend})
     server = _Server(("127.0.0.1", options.port), handler)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
 
+from tracer.simulated.computing import compute
 from tracer.simulated.cuda import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
@@ -26,6 +27,7 @@ from tracer.simulated.cuda import (
     Grid,
 )
 from tracer.simulated.hog import name_process
+from tracer.simulated.orphan import end_with_parent
 
 _KERNELS = (
     "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8>",
@@ -66,6 +68,7 @@ def load_batches(queue: Queue[int], load_ns: int, cpus: tuple[int, ...]) -> None
     if cpus:
         os.sched_setaffinity(0, cpus)
     name_process("pt_data_worker")
+    end_with_parent()
     block = bytes(1 << 16)
     index = 0
     while True:
@@ -110,20 +113,13 @@ class Trainer:
         cuda.copy(self._on_device, self._on_host, options.batch_bytes, HOST_TO_DEVICE, stream)
         kernel_ns = options.step_ns // options.n_kernels
         for index in range(options.n_kernels):
-            self._work()
+            if options.host_kernel_ns:
+                compute(options.host_kernel_ns)
             cuda.launch(self._kernels[index % len(self._kernels)], grid, stream, kernel_ns)
             if options.sync_every and (index + 1) % options.sync_every == 0:
                 self._read_loss()
         cuda.launch(self._optimiser, grid, stream, kernel_ns)
         self._read_loss()
-
-    def _work(self) -> None:
-        """Spend the interpreter's time between two launches."""
-        if not self._options.host_kernel_ns:
-            return
-        end_ns = time.thread_time_ns() + self._options.host_kernel_ns
-        while time.thread_time_ns() < end_ns:
-            pass
 
     def _read_loss(self) -> None:
         self._cuda.copy(self._on_host, self._on_device, 4, DEVICE_TO_HOST, self._stream)
@@ -141,6 +137,7 @@ def main() -> None:
     if options.main_cpus:
         os.sched_setaffinity(0, options.main_cpus)
     trainer = Trainer(options)
+    end_with_parent()
     print("ready", flush=True)
     while True:
         trainer.step()

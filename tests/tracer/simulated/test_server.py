@@ -1,5 +1,8 @@
 """The simulated server behaves as an LLM server does, seen from outside and by device truth."""
 
+import shutil
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -103,3 +106,28 @@ def test_a_closed_stage_leaves_no_process_and_no_file():
     assert not folder.exists()
     assert until(lambda: not Path(f"/proc/{service.launcher_pid}").exists(), 5.0)
     assert not Path(f"/proc/{service.pid}").exists()
+
+
+STAGED = """
+import shutil, time
+from tracer.simulated.load import Group
+from tracer.simulated.options import ServerOptions
+from tracer.simulated.stage import Stage
+stage = Stage(seed=5)
+service = stage.serve(ServerOptions(), (Group(n_clients=2),))
+time.sleep(0.5)
+stage.order("hang")
+print(service.pid, service.launcher_pid, stage.folder, flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_service_ends_with_a_killed_stage_also_when_its_kernel_hangs():
+    with subprocess.Popen(
+        [sys.executable, "-c", STAGED], stdout=subprocess.PIPE, text=True
+    ) as child:
+        pid, engine_pid, folder = child.stdout.readline().split()
+        child.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+    assert until(lambda: not Path(f"/proc/{pid}").exists(), 10.0)
+    assert until(lambda: not Path(f"/proc/{engine_pid}").exists(), 10.0)

@@ -12,7 +12,7 @@ ARRIVALS = Group(n_clients=10, prompt_tokens=(300, 500), max_tokens=(2, 4))
 
 def prepare(stage: Stage) -> None:
     """Serve clients whose prompts take longer to prepare than to compute."""
-    stage.serve(replace(SERVER, frontend_token_ns=250_000), (ARRIVALS,))
+    stage.serve(replace(SERVER, frontend_token_ns=500_000), (ARRIVALS,))
 
 
 SCENARIO = Scenario(
