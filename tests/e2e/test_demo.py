@@ -56,7 +56,7 @@ def test_the_list_names_every_scenario():
 
 def test_an_unknown_scenario_is_a_usage_error():
     done = subprocess.run(
-        [sys.executable, "-m", "tracer", "demo", "no_such"],
+        [sys.executable, "-m", "tracer", "demo", "cpu_contension"],
         capture_output=True,
         text=True,
         check=False,

@@ -199,7 +199,7 @@ def test_container_with_its_own_mounts_and_pids_and_users(tmp_path: Path) -> Non
         "sh",
     )
     with mapping(outside / "libcudart.so.12", before=before) as process:
-        pid = child_that_maps(process.pid, "libcudart.so.12")
+        pid = child_that_maps(process.pid, str(outside / "libcudart.so.12"))
         try:
             (found,) = scan(pid)
             assert found.path == str(outside / "libcudart.so.12")
