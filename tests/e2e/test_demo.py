@@ -62,7 +62,7 @@ def test_an_unknown_scenario_is_a_usage_error():
         check=False,
     )
     assert done.returncode == 2
-    assert "tracer demo --list" in done.stderr
+    assert "did you mean cpu_contention?" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -152,7 +152,8 @@ def test_a_command_that_cannot_be_started(tmp_path):
 def test_a_command_has_its_own_output_and_the_usual_signals(tmp_path):
     script = "grep -h Sig[BI] /proc/self/status"
     done = tracer("record", "-o", tmp_path / "s", "--", "sh", "-c", script)
-    masks = [int(line.split()[1], 16) for line in done.stdout.splitlines()]
+    # Signals above 31 are the C library's own, and may be inherited from whoever runs the tests.
+    masks = [int(line.split()[1], 16) & 0x7FFFFFFF for line in done.stdout.splitlines()]
     assert masks == [0, 0], "no signal is blocked or ignored, and nothing else was printed"
 
 

@@ -1,13 +1,11 @@
 """The device lowers its clock for heat."""
 
-from tracer.simulated.load import Group
 from tracer.simulated.scenarios.scenario import Expected, Scenario
-from tracer.simulated.scenarios.serving import SERVER
+from tracer.simulated.scenarios.training import start_training
 from tracer.simulated.stage import Stage
 
 #: nvmlClocksEventReasonSwThermalSlowdown.
 THERMAL = 0x20
-PROMPTS = Group(n_clients=3, prompt_tokens=(400, 900), max_tokens=(8, 24))
 
 
 def happen(stage: Stage) -> None:
@@ -19,9 +17,9 @@ def happen(stage: Stage) -> None:
 
 SCENARIO = Scenario(
     name="throttled_clock",
-    summary="Half-way the device halves its clock for heat, and prompts take twice as long.",
+    summary="Half-way the device halves its clock for heat, and training steps take twice as long.",
     expected=Expected("power.throttle"),
-    prepare=lambda stage: stage.serve(SERVER, (PROMPTS,)),
+    prepare=start_training,
     happen=happen,
-    confounders=("throttle_flag", "prompts_only"),
+    confounders=("throttle_flag", "training"),
 )
