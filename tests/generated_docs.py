@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,20 +89,26 @@ def metric_page() -> str:
 
 
 def command_page() -> str:
-    """Help of every command."""
+    """Help of every command, as a shell shows it."""
     from tracer.cli import cli
 
-    lines = [HEADER, "# Command line", ""]
-    context = click.Context(cli, info_name="tracer", terminal_width=88, max_content_width=88)
-    lines += ["```", cli.get_help(context), "```", ""]
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None
-        inner = click.Context(
-            command, info_name=name, parent=context, terminal_width=88, max_content_width=88
-        )
-        lines += [f"## tracer {name}", "", "```", command.get_help(inner), "```", ""]
+    lines = [HEADER, "# Command line", "", "```", help_text(), "```", ""]
+    for name in cli.list_commands(click.Context(cli)):
+        lines += [f"## tracer {name}", "", "```", help_text(name), "```", ""]
     return "\n".join(lines)
+
+
+def help_text(*command: str) -> str:
+    """Return what ``tracer COMMAND --help`` prints on a terminal of 80 columns."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tracer", *command, "--help"],
+        cwd=DOCS.parent,
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.rstrip()
 
 
 PAGES: dict[str, Callable[[], str]] = {
