@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis import intervals
 from analysis.timeline import Session
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 #: Words of the common vocabulary (``engine_sample.metric``) that are read here.
 RUNNING = "requests_running"
@@ -35,6 +39,10 @@ RECEIVED = "requests_received"
 LIMIT = "requests_max"
 QUEUE = "queue_seconds"
 TTFT = "ttft_seconds"
+
+
+#: Histograms whose buckets are read, so that a percentile of some windows can be told.
+WITH_BUCKETS = (INTER_TOKEN,)
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,30 @@ class EngineSeries:
                 parts.append(intervals.make(tokens.time[:-1][grew], tokens.time[1:][grew]))
         return intervals.union(np.concatenate(parts))
 
+    def at_most(self, metric: str, q: float, edges: Ints, chosen: Mask) -> tuple[float, int] | None:
+        """Return what a share ``q`` of a histogram's samples in the chosen windows did not exceed,
+        and how many they were: the upper bound of the bucket that holds that percentile.
+
+        None where the buckets were not recorded, hold no sample then, or the percentile lies above
+        the last finite bound.
+        """
+        rows = self._frame[(self._frame["metric"] == metric) & (self._frame["kind"] == "bucket")]
+        bounds, counts = [0.0], [0.0]
+        for bound, group in rows.groupby("upper_bound", sort=True):
+            total = 0.0
+            for _key, part in group.groupby(["endpoint", "labels"], dropna=False):
+                grew = Series(
+                    part["time_ns"].to_numpy(dtype=np.int64), part["value"].to_numpy(dtype=float)
+                ).between(edges)
+                total += float(np.nansum(grew[chosen]))
+            bounds.append(float(bound))
+            counts.append(max(total, counts[-1]))
+        n = counts[-1]
+        if n < 1:
+            return None
+        at = int(np.searchsorted(counts, q * n))
+        return (bounds[at], int(n)) if np.isfinite(bounds[at]) else None
+
     def mean(self, metric: str, edges: Ints) -> Floats | None:
         """Return the mean of a histogram's samples in each window, NaN without samples."""
         total, count = self.series(metric, "sum"), self.series(metric, "count")
@@ -165,7 +197,10 @@ def load_engine(session: Session) -> EngineSeries | None:
     """Return the engine's series of a session, None where no engine was scraped."""
     if not session.has("engine_sample"):
         return None
-    columns = ("time_ns", "endpoint", "metric", "labels", "kind", "value", "is_lagging")
+    columns = (
+        *("time_ns", "endpoint", "metric", "labels", "kind", "upper_bound", "value"),
+        "is_lagging",
+    )
     rows = session.table("engine_sample", columns=columns)
     wanted = (
         RUNNING,
@@ -185,7 +220,11 @@ def load_engine(session: Session) -> EngineSeries | None:
     )
     mask = pc.is_in(rows["metric"], value_set=pa.array(wanted))
     mask = pc.and_(mask, pc.is_valid(rows["value"]))
-    mask = pc.and_(mask, pc.not_equal(rows["kind"], "bucket"))
+    is_bucket = pc.and_(
+        pc.equal(rows["kind"], "bucket"),
+        pc.invert(pc.is_in(rows["metric"], pa.array(WITH_BUCKETS))),
+    )
+    mask = pc.and_(mask, pc.invert(is_bucket))
     frame = rows.filter(mask).to_pandas()
     if frame.empty:
         return None

@@ -131,7 +131,7 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
     finding = _against(facts, tokens, is_batch, _Level(0.0 if good is None else good.value))
     if finding.status is Status.NOT_FOUND:
         # Hogged all the time, no whole second is good, but the tokens between two prompts are.
-        level = _between_prompts(tokens, is_batch)
+        level = _between_prompts(facts.engine, tokens, is_batch)
         if level is not None:
             second = _against(facts, tokens, is_batch, level)
             if second.status is not Status.NOT_FOUND:
@@ -139,20 +139,33 @@ def _by_tokens(facts: Facts, tokens: _Tokens) -> Finding:
     return finding
 
 
-def _between_prompts(tokens: _Tokens, is_batch: npt.NDArray[np.bool_]) -> _Level | None:
-    """The level that the seconds with the shortest times between tokens show."""
-    if tokens.gap_seconds is None or is_batch.sum() < N_WINDOWS:
+def _between_prompts(
+    engine: EngineSeries | None, tokens: _Tokens, is_batch: npt.NDArray[np.bool_]
+) -> _Level | None:
+    """The level that the usual time between tokens shows.
+
+    Most tokens of a hogged engine still follow the one before after one decode step: few tokens
+    wait long. So the histogram's median bounds the step where it is exposed; else the seconds with
+    the shortest mean do.
+    """
+    if engine is None or tokens.gap_seconds is None or is_batch.sum() < N_WINDOWS:
         return None
-    n = np.nan_to_num(tokens.n_gaps)
-    rows = np.flatnonzero(is_batch & (n >= N_STEPS) & (np.nan_to_num(tokens.gap_seconds) > 0))
-    if len(rows) < N_WINDOWS:
-        return None
-    gaps = tokens.gap_seconds[rows] / n[rows]
-    order = np.argsort(gaps)[:N_WINDOWS]
-    gap = float(gaps[order[-1]])
     running = quantiles.median(tokens.running[is_batch])
     assert running is not None
-    return _Level(running / gap, (gap, int(n[rows[order]].sum())))
+    found = []
+    usual = engine.at_most(words.INTER_TOKEN, 0.5, tokens.edges, is_batch)
+    if usual is not None and usual[1] >= N_WINDOWS * N_STEPS and usual[0] > 0:
+        found.append(usual)
+    n = np.nan_to_num(tokens.n_gaps)
+    rows = np.flatnonzero(is_batch & (n >= N_STEPS) & (np.nan_to_num(tokens.gap_seconds) > 0))
+    if len(rows) >= N_WINDOWS:
+        gaps = tokens.gap_seconds[rows] / n[rows]
+        order = np.argsort(gaps)[:N_WINDOWS]
+        found.append((float(gaps[order[-1]]), int(n[rows[order]].sum())))
+    if not found:
+        return None
+    gap = min(found)
+    return _Level(running / gap[0], gap)
 
 
 def _against(
@@ -169,11 +182,13 @@ def _against(
     if reference <= 0 or _is_prompt_heavy(prompt, tokens.generated, is_batch):
         return _no_reference(facts, finding, tokens, is_batch)
     # Prompts are counted when their first token comes, so a prefill shows at its end: a window
-    # holds prompts when they come in it or in the next one.
+    # holds prompts when they come in it or in the next one, and those that are counted just after
+    # a low window tell nothing of the usual prompts.
     soon = np.maximum(prompt, np.append(prompt[1:], 0.0))
-    usual_prompt = quantiles.median(prompt[quiet]) or 0.0
+    is_low = is_batch & (tokens.generated < HELD_SHARE * reference)
+    usual_prompt = quantiles.median(prompt[quiet & ~_after(is_low)]) or 0.0
     has_prompts = soon >= max(PROMPT_RISE * usual_prompt, reference)
-    is_held = is_batch & has_prompts & (tokens.generated < HELD_SHARE * reference)
+    is_held = is_low & has_prompts
     if level.gap is not None:
         is_held &= soon > PROMPT_HEAVY * tokens.generated
     part = np.where(is_held, 1 - tokens.generated / reference, 0.0)
@@ -205,7 +220,7 @@ def _against(
             ),
         ]
     # A token that waited out the burst comes in the window after it.
-    near = is_held | np.append(False, is_held[:-1])
+    near = is_held | _after(is_held)
     usual = level.gap or tokens.between(quiet & ~near)
     late = max(
         (mean for mean in (tokens.between(is_held), tokens.between(near)) if mean),
@@ -250,6 +265,11 @@ def _against(
         Exclusion("hang.kernel", "tokens and prompts went on"),
     ]
     return finding
+
+
+def _after(windows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The windows that follow one of those."""
+    return np.append(False, windows[:-1])
 
 
 def _is_prompt_heavy(prompt: Floats, generated: Floats, is_batch: npt.NDArray[np.bool_]) -> bool:

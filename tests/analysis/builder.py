@@ -22,6 +22,9 @@ from analysis.timeline import Session, open_session
 MS = 1_000_000
 S = 1_000_000_000
 
+#: Upper bounds of the time between tokens, s, as vLLM exposes them.
+GAP_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, float("inf"))
+
 
 class SessionBuilder:
     """A session on disk, written table by table; nullable columns that are not given are null."""
@@ -105,7 +108,8 @@ class Service:
         self.prompted = 0.0
         self.n_between, self.sum_between = 0, 0.0
         self.last_tokens = self.start
-        self.history: list[tuple[int, float, float, int, float, int, int]] = []
+        self.history: list[tuple[int, float, float, int, float, int, int, tuple[int, ...]]] = []
+        self.gap_counts = [0] * len(GAP_BOUNDS)
         self.waiting = 0
         self.seen: set[int] = set()
         self._note()
@@ -230,7 +234,10 @@ class Service:
         """Tokens come out now."""
         self.generated += n
         self.n_between += n
-        self.sum_between += n * (self.now - self.last_tokens) / 1e9
+        gap = (self.now - self.last_tokens) / 1e9
+        self.sum_between += n * gap
+        for index, bound in enumerate(GAP_BOUNDS):
+            self.gap_counts[index] += n if gap <= bound else 0
         self.last_tokens = self.now
         self._note()
 
@@ -244,6 +251,7 @@ class Service:
                 self.sum_between,
                 self.running,
                 self.waiting,
+                tuple(self.gap_counts),
             )
         )
 
@@ -304,8 +312,12 @@ class Service:
         for time in range(self.start, end + 1, S):
             while index + 1 < len(self.history) and self.history[index + 1][0] <= time:
                 index += 1
-            _t, generated, prompted, n, total, running, waiting = self.history[index]
-            for metric, kind, value in (
+            _t, generated, prompted, n, total, running, waiting, counts = self.history[index]
+            buckets = [
+                ("inter_token_seconds", "bucket", count, bound)
+                for bound, count in zip(GAP_BOUNDS, counts, strict=True)
+            ]
+            for metric, kind, value, *bound in (
                 ("requests_running", "gauge", running),
                 ("requests_waiting", "gauge", waiting),
                 ("generation_tokens", "counter", generated),
@@ -313,6 +325,7 @@ class Service:
                 ("inter_token_seconds", "sum", total),
                 ("inter_token_seconds", "count", n),
                 ("preemptions", "counter", 0),
+                *buckets,
             ):
                 rows.append(
                     {
@@ -322,6 +335,7 @@ class Service:
                         "metric": metric,
                         "raw_name": metric,
                         "kind": kind,
+                        "upper_bound": bound[0] if bound else None,
                         "value": float(value),
                     }
                 )

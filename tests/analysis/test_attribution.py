@@ -284,6 +284,31 @@ def test_prefill_hogging(tmp_path: Path, seed: int, has_engine: bool) -> None:
     assert attribution.verdict.cause == "prefill.hogging"
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_prompts_and_decodes_that_take_turns_of_whole_seconds(tmp_path: Path, seed: int) -> None:
+    # No second is without prompts soon or just before: only the tokens between two prompts tell
+    # what undisturbed decodes do.
+    service = Service(seed=seed)
+    while service.now < service.start + 12 * S:
+        for _ in range(5):
+            service.prefill_step(200 * MS, 0)
+        service.prefill_step(200 * MS, 16_000)
+        service.decode_until(service.now + service.shake(800 * MS))
+    attribution = check(attribute(service.session(tmp_path / "s")))
+    assert attribution.verdict.cause == "prefill.hogging"
+
+
+def test_prompts_that_delay_no_token_are_no_hogging(tmp_path: Path) -> None:
+    # As many prompts, in chunks as short as a decode step.
+    service = Service()
+    while service.now < service.start + 12 * S:
+        service.prefill_step(8 * MS, 512)
+        service.decode_step()
+    attribution = check(attribute(service.session(tmp_path / "s")))
+    assert "prefill.hogging" not in causes(attribution)
+    assert attribution.verdict.cause == "healthy"
+
+
 def test_short_prompts_between_decodes_are_no_hogging(tmp_path: Path) -> None:
     service = Service(has_engine=False)
     while service.now < service.start + 10 * S:
