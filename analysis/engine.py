@@ -73,6 +73,27 @@ class Series:
         return result
 
 
+@dataclass(frozen=True)
+class Buckets:
+    """Samples of a histogram: ``counts[window, bucket]``, between ``bounds[bucket]`` and the next.
+
+    Bounds are in the metric's unit, from 0 to infinity.
+    """
+
+    bounds: Floats
+    counts: Floats
+
+    def median_bound(self, chosen: Mask) -> tuple[float, int] | None:
+        """Return what half of the samples in the chosen windows did not exceed, and how many they
+        were; None without samples or where the upper half has no bound.
+        """
+        total = np.cumsum(self.counts[chosen].sum(axis=0))
+        if len(total) == 0 or total[-1] < 1:
+            return None
+        bound = float(self.bounds[1 + np.searchsorted(total, total[-1] / 2)])
+        return (bound, int(total[-1])) if np.isfinite(bound) else None
+
+
 class EngineSeries:
     """All series of a session's engine.
 
@@ -147,29 +168,24 @@ class EngineSeries:
                 parts.append(intervals.make(tokens.time[:-1][grew], tokens.time[1:][grew]))
         return intervals.union(np.concatenate(parts))
 
-    def at_most(self, metric: str, q: float, edges: Ints, chosen: Mask) -> tuple[float, int] | None:
-        """Return what a share ``q`` of a histogram's samples in the chosen windows did not exceed,
-        and how many they were: the upper bound of the bucket that holds that percentile.
-
-        None where the buckets were not recorded, hold no sample then, or the percentile lies above
-        the last finite bound.
+    def buckets(self, metric: str, edges: Ints) -> Buckets | None:
+        """Return the samples of a histogram by window and bucket, None where its buckets are not
+        in :data:`WITH_BUCKETS` or were not recorded.
         """
         rows = self._frame[(self._frame["metric"] == metric) & (self._frame["kind"] == "bucket")]
-        bounds, counts = [0.0], [0.0]
-        for bound, group in rows.groupby("upper_bound", sort=True):
-            total = 0.0
-            for _key, part in group.groupby(["endpoint", "labels"], dropna=False):
-                grew = Series(
-                    part["time_ns"].to_numpy(dtype=np.int64), part["value"].to_numpy(dtype=float)
-                ).between(edges)
-                total += float(np.nansum(grew[chosen]))
-            bounds.append(float(bound))
-            counts.append(max(total, counts[-1]))
-        n = counts[-1]
-        if n < 1:
+        rows = rows[rows["upper_bound"].notna()]
+        bounds: Floats = np.unique(rows["upper_bound"].to_numpy(dtype=float))
+        if len(bounds) == 0:
             return None
-        at = int(np.searchsorted(counts, q * n))
-        return (bounds[at], int(n)) if np.isfinite(bounds[at]) else None
+        below = np.zeros((len(bounds), len(edges) - 1))
+        for _key, part in rows.groupby(["endpoint", "labels", "upper_bound"], dropna=False):
+            series = Series(
+                part["time_ns"].to_numpy(dtype=np.int64), part["value"].to_numpy(dtype=float)
+            )
+            at = np.searchsorted(bounds, part["upper_bound"].iloc[0])
+            below[at] += np.nan_to_num(series.between(edges))
+        counts = np.maximum(np.diff(below, axis=0, prepend=0.0), 0.0)
+        return Buckets(np.concatenate(([0.0], bounds)), counts.T)
 
     def mean(self, metric: str, edges: Ints) -> Floats | None:
         """Return the mean of a histogram's samples in each window, NaN without samples."""

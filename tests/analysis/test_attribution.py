@@ -298,6 +298,30 @@ def test_prompts_and_decodes_that_take_turns_of_whole_seconds(tmp_path: Path, se
     assert attribution.verdict.cause == "prefill.hogging"
 
 
+@pytest.mark.parametrize(("hold", "rest"), [(400, 650), (600, 1100), (800, 1300)])
+def test_prompts_that_stand_between_decodes_for_parts_of_a_second(
+    tmp_path: Path, hold: int, rest: int
+) -> None:
+    service = Service(running=16, decode=5 * MS)
+    while service.now < service.start + 12 * S:
+        service.prefill_step(hold * MS, 20 * hold)
+        service.decode_until(service.now + service.shake(rest * MS))
+    attribution = check(attribute(service.session(tmp_path / "s")))
+    assert attribution.verdict.cause == "prefill.hogging"
+
+
+@pytest.mark.parametrize("n_prompt", [100, 20_000])
+def test_pauses_of_the_host_beside_prompts_are_no_hogging(tmp_path: Path, n_prompt: int) -> None:
+    # Tokens wait as long, but the device has nothing to do meanwhile.
+    service = Service(running=16, decode=5 * MS)
+    while service.now < service.start + 12 * S:
+        service.prefill_step(20 * MS, n_prompt)
+        service.decode_until(service.now + service.shake(700 * MS))
+        service.compute(400 * MS)
+    attribution = check(attribute(service.session(tmp_path / "s")))
+    assert "prefill.hogging" not in causes(attribution)
+
+
 def test_prompts_that_delay_no_token_are_no_hogging(tmp_path: Path) -> None:
     # As many prompts, in chunks as short as a decode step.
     service = Service()
