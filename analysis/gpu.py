@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from analysis import intervals
 from analysis.timeline import Session
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -98,6 +101,8 @@ class GpuSamples:
         """Return the processes seen on a GPU: pid, name, type, is_target, share of samples with
         the device in use, mean ``sm_util_pct``; the MPS server is left out.
         """
+        import pandas as pd
+
         rows = self.processes
         if device is not None:
             rows = rows[rows["device"] == device]
@@ -136,6 +141,8 @@ def load_gpu(session: Session) -> GpuSamples | None:
     """Return the GPU samples of a session, None where no GPU was sampled."""
     if not session.has("gpu_sample"):
         return None
+    import pandas as pd
+
     columns = (
         "time_ns",
         "device",

@@ -33,6 +33,9 @@ def command(session: Path, window_ns: int, is_json: bool) -> None:
     Example:
       tracer analyze incident.tracer --window 1s
     """
+    from tracer.lean_arrow import make_arrow_lean
+
+    make_arrow_lean()
     from analysis import attribute, open_session
     from tracer.recovery import recover_crashed
 

@@ -38,6 +38,9 @@ def command(file: Path, output: Path, format_name: str | None, force: bool) -> N
     Example:
       tracer import trace.db -o old.tracer
     """
+    from tracer.lean_arrow import make_arrow_lean
+
+    make_arrow_lean()
     from probes.recorded.opening import open_recording
     from tracer.session import SessionWriter
 

@@ -91,6 +91,9 @@ def command(
         raise UsageError("the canary needs both --canary URL and --model M; give both or neither")
     launched = _launch(arguments) if arguments else None
     loading = None if causes else _begin_loading()
+    from tracer.lean_arrow import make_arrow_lean
+
+    make_arrow_lean()
     from probes.registry import CanaryOptions
     from tracer.recording import RecordOptions, record
 
