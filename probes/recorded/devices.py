@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 #: Ids of devices beyond this are not real.
 MAX_DEVICES = 4096
+#: CUPTI's mark of a sync that is of no one stream, and beyond.
+MAX_STREAM = (1 << 32) - 1
 
 
 class DeviceIndex:

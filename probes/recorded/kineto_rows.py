@@ -22,13 +22,14 @@ _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
 
 #: Group of rows that a category belongs to, old and new names.
-DEVICE, CALL, RANGE, PYTHON = "device", "call", "range", "python"
+DEVICE, SYNC, CALL, RANGE, PYTHON = "device", "sync", "call", "range", "python"
 _GROUPS = {
     "kernel": DEVICE,
     "gpu_memcpy": DEVICE,
     "gpu_memset": DEVICE,
     "memcpy": DEVICE,
     "memset": DEVICE,
+    "cuda_sync": SYNC,
     "cuda_runtime": CALL,
     "cuda_driver": CALL,
     "hip_runtime": CALL,
@@ -51,7 +52,6 @@ _REDUNDANT = frozenset(
         "fwdbwd",
         "forward_backward",
         "gpu_user_annotation",
-        "cuda_sync",
         "trace",
         "cpu_instant_event",
     }
@@ -88,6 +88,17 @@ _SCHEMAS = {
             ),
         ]
     ),
+    SYNC: pa.schema(
+        [
+            *_COMMON[:4],
+            pa.field(
+                "args",
+                pa.struct(
+                    [pa.field(name, pa.int64()) for name in ("device", "stream", "correlation")]
+                ),
+            ),
+        ]
+    ),
     CALL: pa.schema(
         [
             *_COMMON,
@@ -109,7 +120,7 @@ class EventRows:
     """Valid complete events of one group, with times in ns of the trace's own clock.
 
     Attributes:
-        group: ``DEVICE``, ``CALL``, ``RANGE`` or ``PYTHON``.
+        group: ``DEVICE``, ``SYNC``, ``CALL``, ``RANGE`` or ``PYTHON``.
         start_ns: Begin of each.
         duration_ns: Length of each, not negative.
         name: Name of each.
@@ -178,7 +189,7 @@ def parse_block(
     """
     members = np.array([group_of(name) or "" for name in categories] + [""])[block.categories]
     _count_others(block, categories, members, problems)
-    for group in (DEVICE, CALL, RANGE, PYTHON):
+    for group in (DEVICE, SYNC, CALL, RANGE, PYTHON):
         rows = np.flatnonzero(members == group)
         if len(rows) == 0:
             continue

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.recorded.activity_names import is_step_name
-from probes.recorded.devices import MAX_DEVICES
-from probes.recorded.kineto_rows import CALL, DEVICE, PYTHON, EventRows
+from probes.recorded.devices import MAX_DEVICES, MAX_STREAM
+from probes.recorded.kineto_rows import CALL, DEVICE, PYTHON, SYNC, EventRows
 from probes.recorded.recording import Problems
 from probes.recorded.trace_tables import RANGE_CATEGORIES, TraceTables
 
@@ -29,6 +29,9 @@ _STEP, _USER, _OPERATOR = (RANGE_CATEGORIES.index(name) for name in ("step", "us
 def add_events(tables: TraceTables, rows: EventRows, shift_ns: int, problems: Problems) -> None:
     """Take over some events, their times shifted by ``shift_ns``."""
     start = rows.start_ns + shift_ns
+    if rows.group == SYNC:
+        _add_syncs(tables, rows, start)
+        return
     tables.see(start, rows.duration_ns)
     common = {
         "start_ns": start,
@@ -73,6 +76,25 @@ def _add_activities(tables: TraceTables, rows: EventRows, common: _Columns) -> N
             "block": block,
             "no_block": no_block | (block >= 1 << 31).any(axis=1),
             "is_collective": rows.text("Collective name").is_valid().to_numpy(zero_copy_only=False),
+        }
+    )
+
+
+def _add_syncs(tables: TraceTables, rows: EventRows, start_ns: npt.NDArray[np.int64]) -> None:
+    device, no_device = rows.integers("device")
+    stream, no_stream = rows.integers("stream")
+    correlation, no_correlation = rows.integers("correlation")
+    tables.syncs.add(
+        {
+            "start_ns": start_ns,
+            "pid": np.zeros(len(device), np.int64),
+            "no_pid": np.ones(len(device), bool),
+            "device": device,
+            "no_device": no_device | (device < 0) | (device >= MAX_DEVICES),
+            "stream": stream,
+            "no_stream": no_stream | (stream < 0) | (stream >= MAX_STREAM),
+            "correlation": correlation,
+            "no_correlation": no_correlation | (correlation <= 0),
         }
     )
 

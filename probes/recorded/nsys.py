@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from probes.probe import Batch
 from probes.recorded.activity_names import is_step_name
 from probes.recorded.call_names import plain_name
-from probes.recorded.devices import MAX_DEVICES, DeviceIndex
+from probes.recorded.devices import MAX_DEVICES, MAX_STREAM, DeviceIndex
 from probes.recorded.nsys_schedule import MAX_TIME_NS, SCHEDULE, off_cpu
 from probes.recorded.recording import Problems, RecordingError
 from probes.recorded.sqlite_file import Integers, SqliteFile, integer_column, quoted
@@ -33,6 +33,7 @@ _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _SET = "CUPTI_ACTIVITY_KIND_MEMSET"
 _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _NVTX = "NVTX_EVENTS"
 _OS = "OSRT_API"
@@ -44,6 +45,9 @@ _NVTX_RANGES = "eventType IN (59, 60)"
 
 #: What PyTorch appends to an operator's name, different in each range.
 _NVTX_COUNTERS = r", (seq|op_id) = .*$"
+
+#: What rows of tables without names are called.
+_UNNAMED = {_SET: "Memset (Device)", _GRAPH: "CUDA graph", _SYNC: "sync"}
 
 _MEMORY_NAMES = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device", "Managed")
 _COPY_NAMES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH"}
@@ -195,7 +199,7 @@ class NsysRecording:
         """Yield the chunks of all tables, always the one that begins first."""
         readers = [
             self._read(table)
-            for table in (*_ACTIVITY_TABLES, _RUNTIME, _NVTX, _OS, *_OVERHEADS)
+            for table in (*_ACTIVITY_TABLES, _SYNC, _RUNTIME, _NVTX, _OS, *_OVERHEADS)
             if self._file.has(table, "start", "end")
         ]
         heads = [(next(reader, None), reader) for reader in readers]
@@ -259,10 +263,8 @@ class NsysRecording:
     ) -> pa.Array:
         if table == _COPY:
             return self._copy_names(rows)
-        if table == _SET:
-            return pa.array(["Memset (Device)"] * len(texts), pa.string())
-        if table == _GRAPH:
-            return pa.array(["CUDA graph"] * len(texts), pa.string())
+        if table in _UNNAMED:
+            return pa.array([_UNNAMED[table]] * len(texts), pa.string())
         picked = [column for column in _NUMBERS[table] if column in _NAME_COLUMNS]
         codes = np.zeros(len(texts), np.int64)
         is_missing = np.ones(len(texts), bool)
@@ -305,6 +307,9 @@ class NsysRecording:
             "duration_ns": end - start,
             "name": self._tables.names.codes(rows.name),
         }
+        if rows.table == _SYNC:
+            self._tables.syncs.add({"start_ns": start, **_submitted(rows.numbers)})
+            return
         self._tables.see(start, end - start)
         if rows.table in _ACTIVITY_TABLES:
             self._add_activities(rows, common)
@@ -317,22 +322,12 @@ class NsysRecording:
         n_rows = len(common["start_ns"])
         none = np.zeros(n_rows, np.int64), np.ones(n_rows, bool)
         numbers = rows.numbers
-        (device, no_device), (stream, no_stream) = numbers["deviceId"], numbers["streamId"]
         size, no_size = numbers.get("bytes", none)
         graph, no_graph = numbers.get("graphId", none)
-        pid, no_pid = numbers["globalPid"]
-        correlation, no_correlation = numbers["correlationId"]
         columns = {
             **common,
+            **_submitted(numbers),
             "kind": np.full(n_rows, ACTIVITY_KINDS.index(_KIND_OF_TABLE[rows.table])),
-            "pid": pid >> 24 & 0xFFFFFF,
-            "no_pid": no_pid,
-            "device": device,
-            "no_device": no_device | (device < 0) | (device >= MAX_DEVICES),
-            "stream": stream,
-            "no_stream": no_stream | (stream < 0),
-            "correlation": correlation,
-            "no_correlation": no_correlation | (correlation <= 0),
             "bytes": size,
             "no_bytes": no_size | (size < 0),
             "graph": graph,
@@ -384,6 +379,23 @@ class NsysRecording:
         )
 
 
+def _submitted(numbers: dict[str, Integers]) -> dict[str, npt.NDArray[Any]]:
+    """Process, device, stream and correlation id of activities or syncs."""
+    (device, no_device), (stream, no_stream) = numbers["deviceId"], numbers["streamId"]
+    pid, no_pid = numbers["globalPid"]
+    correlation, no_correlation = numbers["correlationId"]
+    return {
+        "pid": pid >> 24 & 0xFFFFFF,
+        "no_pid": no_pid,
+        "device": device,
+        "no_device": no_device | (device < 0) | (device >= MAX_DEVICES),
+        "stream": stream,
+        "no_stream": no_stream | (stream < 0) | (stream >= MAX_STREAM),
+        "correlation": correlation,
+        "no_correlation": no_correlation | (correlation <= 0),
+    }
+
+
 _KIND_OF_TABLE = {_KERNEL: "kernel", _COPY: "copy", _SET: "set", _GRAPH: "graph"}
 #: Columns of names, the first that has one counts.
 _NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId")
@@ -395,6 +407,7 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     _COPY: ("deviceId", "streamId", "bytes", "copyKind", "srcKind", "dstKind"),
     _SET: ("deviceId", "streamId", "bytes"),
     _GRAPH: ("deviceId", "streamId", "graphId"),
+    _SYNC: ("deviceId", "streamId"),
     _RUNTIME: ("nameId", "returnValue"),
     _NVTX: ("textId",),
     _OS: ("nameId",),

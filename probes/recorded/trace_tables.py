@@ -17,6 +17,8 @@ from probes.recorded.devices import DeviceIndex
 from probes.recorded.recording import BATCH_ROWS, Problems
 
 _Columns = dict[str, npt.NDArray[Any]]
+_Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
 
 #: Kinds that the column ``kind`` of activities indexes.
 ACTIVITY_KINDS = ("kernel", "copy", "set", "graph")
@@ -28,6 +30,11 @@ ACTIVITY_COLUMNS = (
     *("start_ns", "duration_ns", "name", "kind", "pid", "no_pid", "device", "no_device"),
     *("stream", "no_stream", "correlation", "no_correlation", "bytes", "no_bytes"),
     *("graph", "no_graph", "grid", "no_grid", "block", "no_block", "is_collective"),
+)
+#: What a sync waited for, which its call does not say.
+SYNC_COLUMNS = (
+    *("start_ns", "pid", "no_pid", "device", "no_device", "stream", "no_stream"),
+    *("correlation", "no_correlation"),
 )
 CALL_COLUMNS = (
     *("start_ns", "duration_ns", "name", "pid", "tid", "correlation", "no_correlation"),
@@ -41,11 +48,12 @@ RANGE_COLUMNS = (
 class TraceTables:
     """Gathers activities, calls and ranges with device times and turns them into batches.
 
-    Activities and calls are joined by process and correlation id within what is held at a flush.
-
+    Activities, syncs and calls are joined by process and correlation id within what is held at a
+    flush.
 
     Attributes:
         activities: Columns ``ACTIVITY_COLUMNS`` of what the GPUs did.
+        syncs: Columns ``SYNC_COLUMNS`` of waits for a device, stream or event.
         calls: Columns ``CALL_COLUMNS`` of the calls.
         ranges: Columns ``RANGE_COLUMNS`` of named ranges.
         names: Names that the ``name`` columns index.
@@ -60,6 +68,7 @@ class TraceTables:
         self._problems = problems
         self._assembler = CallAssembler()
         self.activities = Gathered(ACTIVITY_COLUMNS)
+        self.syncs = Gathered(SYNC_COLUMNS)
         self.calls = Gathered(CALL_COLUMNS)
         self.ranges = Gathered(RANGE_COLUMNS)
         self.names = Names()
@@ -73,7 +82,7 @@ class TraceTables:
     @property
     def n_held(self) -> int:
         """Rows gathered and not handed out."""
-        return self.activities.n_rows + self.calls.n_rows + self.ranges.n_rows
+        return sum(held.n_rows for held in (self.activities, self.syncs, self.calls, self.ranges))
 
     def see(self, start_ns: npt.NDArray[np.int64], duration_ns: npt.NDArray[np.int64]) -> None:
         """Widen the extent of the recording by some rows."""
@@ -86,25 +95,29 @@ class TraceTables:
     def flush(self, rank: int | None) -> Iterator[Batch]:
         """Hand out everything gathered, sorted, as of one rank."""
         activities = self.activities.take("start_ns")
+        syncs = self.syncs.take("start_ns")
         calls = self.calls.take("start_ns")
         ranges = self.ranges.take("start_ns")
         names = self.names.texts
         self.names = Names()
         pid = _commonest(calls["pid"], ranges["pid"][~ranges["no_pid"].astype(bool)])
         if pid is not None:
-            activities["pid"] = np.where(activities["no_pid"], pid, activities["pid"])
-            activities["no_pid"] = np.zeros(len(activities["pid"]), bool)
+            for rows in (activities, syncs):
+                rows["pid"] = np.where(rows["no_pid"], pid, rows["pid"])
+                rows["no_pid"] = np.zeros(len(rows["pid"]), bool)
             self.pids.update(np.unique(calls["pid"]).tolist(), [pid])
         if len(activities["start_ns"]):
             missing = int(activities["no_device"].sum())
             self._problems.add("activity that names no GPU", missing)
             activities = _rows(activities, ~activities["no_device"])
             activities["device"] = self._devices.numbers(activities["device"])
+        syncs = _rows(syncs, ~syncs["no_device"].astype(bool))
+        syncs["device"] = self._devices.numbers(syncs["device"])
         kernels = self._kernels(activities, names)
         for batch in (
             *self._activity_batches(activities, names, rank),
             *self._kernel_batches(activities, kernels, names),
-            *self._call_batches(calls, activities, kernels, names, rank),
+            *self._call_batches(calls, activities, syncs, kernels, names, rank),
             *self._range_batches(ranges, names, rank),
         ):
             self.n_rows_out += batch.rows.num_rows
@@ -186,6 +199,7 @@ class TraceTables:
         self,
         calls: _Columns,
         activities: _Columns,
+        syncs: _Columns,
         kernels: npt.NDArray[np.uint64],
         names: list[str],
         rank: int | None,
@@ -193,6 +207,7 @@ class TraceTables:
         if not len(calls["start_ns"]):
             return
         row, is_alone = _joined(calls, activities)
+        where = _places(row, is_alone, activities, *_joined(calls, syncs), syncs)
         joined: Mapping[str, npt.NDArray[Any]] = activities
         if not len(kernels):
             joined = {name: np.zeros(1, np.int64) for name in activities}
@@ -200,6 +215,7 @@ class TraceTables:
         for part in _parts(len(row)):
             piece = {name: values[part] for name, values in calls.items()}
             at, no_match = row[part], is_alone[part]
+            device, no_device, stream, no_stream = (values[part] for values in where)
             is_kernel = joined["kind"][at] == 0
             unique, codes = np.unique(piece["name"], return_inverse=True)
             words = [names[code] for code in unique.tolist()]
@@ -215,10 +231,8 @@ class TraceTables:
                 piece["tid"],
                 (codes, words),
                 {
-                    "device": nullable(joined["device"][at], no_match),
-                    "stream": nullable(
-                        joined["stream"][at], no_match | joined["no_stream"][at].astype(bool)
-                    ),
+                    "device": nullable(device, no_device),
+                    "stream": nullable(stream, no_stream),
                     "size_bytes": nullable(
                         joined["bytes"][at], no_match | joined["no_bytes"][at].astype(bool)
                     ),
@@ -252,9 +266,7 @@ class TraceTables:
             )
 
 
-def _joined(
-    calls: _Columns, activities: _Columns
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+def _joined(calls: _Columns, activities: _Columns) -> tuple[_Ints, _Bools]:
     """Return the first activity of each call by correlation (0 where none), and where none."""
     has_id = np.flatnonzero(~activities["no_correlation"].astype(bool))
     key, call_key = _join_keys(activities), _join_keys(calls)
@@ -264,6 +276,28 @@ def _joined(
     at = np.minimum(np.searchsorted(ids, call_key), len(ids) - 1)
     is_alone = (ids[at] != call_key) | calls["no_correlation"].astype(bool)
     return np.where(is_alone, 0, has_id[first[at]]), is_alone
+
+
+def _places(
+    row: _Ints,
+    no_activity: _Bools,
+    activities: _Columns,
+    at: _Ints,
+    no_sync: _Bools,
+    syncs: _Columns,
+) -> tuple[_Ints, _Bools, _Ints, _Bools]:
+    """Device and stream of each call, and where they are not known: those of its activity, else
+    of its sync.
+    """
+    found: list[npt.NDArray[Any]] = []
+    for name in ("device", "stream"):
+        values, is_null = np.zeros(len(row), np.int64), np.ones(len(row), bool)
+        for rows, index, is_absent in ((syncs, at, no_sync), (activities, row, no_activity)):
+            if len(rows["start_ns"]):
+                values = np.where(is_absent, values, rows[name][index])
+                is_null = np.where(is_absent, is_null, rows[f"no_{name}"][index])
+        found += [values, is_null]
+    return found[0], found[1], found[2], found[3]
 
 
 def _join_keys(columns: _Columns) -> npt.NDArray[np.int64]:

@@ -130,6 +130,29 @@ def test_overlaps_and_missing_launches_stay(tmp_path):
     assert tables["cuda_call"]["device"].to_pylist() == [None]
 
 
+def test_syncs_tell_the_device_and_stream_of_their_calls(tmp_path):
+    events = [
+        launch(1, 10, 90, "cudaStreamSynchronize"),
+        launch(2, 110, 90, "cudaDeviceSynchronize"),
+        launch(3, 210, 5),
+        kernel(3, 220, stream=9),
+        event(
+            "cuda_sync", "Stream Sync", 11, 89, args={"stream": 7, "correlation": 1, "device": 2}
+        ),
+        event(
+            "cuda_sync", "Context Sync", 111, 89, args={"stream": -1, "correlation": 2, "device": 2}
+        ),
+        event(
+            "cuda_sync", "Stream Sync", 211, 1, args={"stream": 5, "correlation": 3, "device": 2}
+        ),
+        event("cuda_sync", "Stream Sync", 211, 1, args={"stream": "x", "correlation": 4}),
+    ]
+    _, tables = read_all(write_trace(tmp_path / "t.json", events))
+    calls = tables["cuda_call"].to_pylist()
+    assert [(row["device"], row["stream"]) for row in calls] == [(2, 7), (2, None), (0, 9)]
+    assert tables["gpu_activity"].num_rows == 1
+
+
 def test_odd_events_are_counted_and_the_others_kept(tmp_path):
     events = [
         launch(1, 1),

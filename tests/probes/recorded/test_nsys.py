@@ -59,6 +59,53 @@ def test_scheduling_becomes_off_cpu_intervals(tmp_path):
     assert {(row["pid"], row["tid"], row["state"]) for row in offcpu} == {(5, 6, None)}
 
 
+def test_the_state_of_a_thread_that_leaves_the_cpu_is_told_where_the_export_explains_it(tmp_path):
+    rows = [(10, 0, 2), (15, 1, 9), (20, 0, 1), (30, 1, 9), (40, 0, 3), (44, 1, 9), (50, 0, 77)]
+    rows += [(51, 1, 9), (60, 0, "NULL"), (61, 1, 9)]
+    values = ",".join(f"({time}, 0, {is_in}, {task(5, 6)}, {state})" for time, is_in, state in rows)
+    path = export(
+        tmp_path / "x",
+        "CREATE TABLE SCHED_EVENTS (start, cpu, isSchedIn, globalTid, threadState);"
+        f"INSERT INTO SCHED_EVENTS VALUES {values};"
+        "CREATE TABLE ENUM_SAMPLING_THREAD_STATE (id, name, label);"
+        "INSERT INTO ENUM_SAMPLING_THREAD_STATE VALUES (1, 'Running', ''),"
+        " (2, 'Interruptible', ''), (3, 'Uninterruptible', ''), (77, 'Sideways', ''),"
+        " (NULL, 3, 4);",
+    )
+    _, tables = read_all(path)
+    states = tables["offcpu"]["state"].to_pylist()
+    assert states == ["sleeping", "running", "uninterruptible", None, None]
+
+
+def test_syncs_tell_the_device_and_stream_of_their_calls(tmp_path):
+    path = export(
+        tmp_path / "x",
+        "INSERT INTO StringIds VALUES (8, 'cudaStreamSynchronize_v3020'),"
+        " (9, 'cudaDeviceSynchronize_v3020');"
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId);"
+        f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (10, 40, {task(5, 6)}, 1, 8),"
+        f" (50, 80, {task(5, 6)}, 2, 9), (90, 95, {task(5, 6)}, 3, 1),"
+        f" (90, 95, {task(7, 7)}, 1, 8);"
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (start, end, deviceId, streamId,"
+        " correlationId, globalPid, syncType);"
+        "INSERT INTO CUPTI_ACTIVITY_KIND_SYNCHRONIZATION VALUES"
+        f" (11, 39, 3, 7, 1, {task(5, 0)}, 3),"
+        f" (51, 79, 3, 4294967295, 2, {task(5, 0)}, 4), (51, 'x', 3, 1, 3, {task(5, 0)}, 4),"
+        f" (51, 79, -2, 1, 3, {task(5, 0)}, 4);",
+    )
+    recording, tables = read_all(path)
+    calls = {(row["pid"], row["start_ns"]): row for row in tables["cuda_call"].to_pylist()}
+    places = {key: (row["kind"], row["device"], row["stream"]) for key, row in calls.items()}
+    assert places == {
+        (5, 10): ("sync", 3, 7),
+        (5, 50): ("sync", 3, None),
+        (5, 90): ("launch", None, None),
+        (7, 90): ("sync", None, None),
+    }
+    assert [gpu["index"] for gpu in recording.manifest_facts()["gpus"]] == [0, 1, 2, 3]
+    assert "gpu_activity" not in tables and "annotation" not in tables
+
+
 def test_graphs_operating_system_calls_and_pageable_copies(tmp_path):
     path = export(
         tmp_path / "x",
