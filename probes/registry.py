@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from probes.cuda.loading import ModuleLoading
 
 
+#: What names NVIDIA's command as the source of DCGM's values, beside the URL of an exporter.
+DCGMI = "dcgmi"
+
+
 @dataclass(frozen=True)
 class CanaryOptions:
     """Where the canary asks: a service, its model, and an endpoint to compare with (or None)."""
@@ -40,6 +44,7 @@ class ProbeOptions:
         engine_urls: Metrics pages; empty to look for them among the target's ports.
         contexts: Where the probe of NVML leaves its lists for others.
         canary: What the canary asks; None for no canary.
+        dcgm: ``dcgmi``, or the URL of a dcgm-exporter; None to leave DCGM alone.
         loading: The BPF module, if its compilation was begun already.
     """
 
@@ -48,6 +53,7 @@ class ProbeOptions:
     engine_urls: tuple[str, ...] = ()
     contexts: ContextBoard = field(default_factory=ContextBoard)
     canary: CanaryOptions | None = None
+    dcgm: str | None = None
     loading: ModuleLoading | None = None
 
     @cached_property
@@ -68,6 +74,14 @@ def _canary(options: ProbeOptions) -> Probe | None:
 
 def _cuda(options: ProbeOptions) -> Probe:
     return options.calls
+
+
+def _dcgm(options: ProbeOptions) -> Probe | None:
+    if options.dcgm is None:
+        return None
+    from probes.gpu.dcgm import DcgmProbe
+
+    return DcgmProbe(None if options.dcgm == DCGMI else options.dcgm)
 
 
 def _engine(options: ProbeOptions) -> Probe:
@@ -124,6 +138,7 @@ def _thread(options: ProbeOptions) -> Probe:
 PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe | None]], ...] = (
     ("canary", _canary),
     ("cuda", _cuda),
+    ("dcgm", _dcgm),
     ("engine", _engine),
     ("host", _host),
     ("kernel_log", _kernel_log),

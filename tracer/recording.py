@@ -55,6 +55,7 @@ class RecordOptions:
         duration_ns: Longest recording in ns, None for no limit.
         engine_urls: Metrics pages of the engine.
         canary: Small requests to a service; None for none.
+        dcgm: ``dcgmi``, or the URL of a dcgm-exporter; None to leave DCGM alone.
         causes: Record only what these causes need; empty for everything.
         force: Replace an existing session.
         loading: The BPF module, if its compilation was begun already.
@@ -67,6 +68,7 @@ class RecordOptions:
     duration_ns: int | None = None
     engine_urls: tuple[str, ...] = ()
     canary: CanaryOptions | None = None
+    dcgm: str | None = None
     causes: tuple[str, ...] = ()
     force: bool = False
     loading: ModuleLoading | None = None
@@ -84,12 +86,19 @@ def record(options: RecordOptions) -> int:
     tables = _tables_for(options.causes)
     if tables is not None and options.canary is not None:
         tables.add("request")
+    if tables is not None and options.dcgm is not None:
+        tables.add("gpu_sample")
     raise_file_limit()
     tree = _open_tree(options.pids)
     path = options.output or _default_path(tree, options.pids[0])
     anchors = ClockAnchors()
     asked = ProbeOptions(
-        tree, anchors, options.engine_urls, canary=options.canary, loading=options.loading
+        tree,
+        anchors,
+        options.engine_urls,
+        canary=options.canary,
+        dcgm=options.dcgm,
+        loading=options.loading,
     )
     probes = build_probes(asked, tables)
     writer = SessionWriter(path, Manifest(tool_version=__version__), force=options.force)

@@ -54,6 +54,11 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="M", help="Model that the canary asks for.")
 @click.option("--against", metavar="URL2", help="Control endpoint to compare the canary with.")
 @click.option(
+    "--dcgm",
+    metavar="dcgmi|URL",
+    help="Sample through DCGM too: with the command dcgmi, or from a dcgm-exporter's page.",
+)
+@click.option(
     "--for",
     "causes",
     multiple=True,
@@ -70,6 +75,7 @@ def command(
     canary: str | None,
     model: str | None,
     against: str | None,
+    dcgm: str | None,
     causes: tuple[str, ...],
     force: bool,
     arguments: tuple[str, ...],
@@ -105,6 +111,7 @@ def command(
                 duration_ns=duration_ns,
                 engine_urls=engine_urls,
                 canary=CanaryOptions(canary, model, against) if canary and model else None,
+                dcgm=dcgm,
                 causes=causes,
                 force=force,
                 loading=loading,

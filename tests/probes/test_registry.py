@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from probes.clocks import ClockAnchors
+from probes.gpu.dcgm import DcgmProbe
+from probes.registry import PROBES, ProbeOptions, build_probes
+from probes.targets import TargetTree
+
+
+def options(**more):
+    return ProbeOptions(TargetTree([os.getpid()]), ClockAnchors(), **more)
+
+
+def test_the_list_is_sorted_and_each_probe_has_the_name_it_is_listed_under():
+    names = [name for name, _ in PROBES]
+    assert names == sorted(names)
+    built = [probe.name for probe in build_probes(options(dcgm="dcgmi"))]
+    assert built == [name for name in names if name != "canary"]
+
+
+def test_dcgm_is_asked_only_where_it_was_wanted():
+    assert not any(isinstance(probe, DcgmProbe) for probe in build_probes(options()))
+
+
+@pytest.mark.parametrize(
+    ("dcgm", "source"),
+    [("dcgmi", "dcgmi dmon"), ("http://127.0.0.1:9400/metrics", "http://127.0.0.1:9400/metrics")],
+)
+def test_dcgm_comes_from_the_command_or_from_an_exporter(dcgm, source):
+    [probe] = [
+        probe
+        for probe in build_probes(options(dcgm=dcgm), {"gpu_sample"})
+        if isinstance(probe, DcgmProbe)
+    ]
+    assert probe.report().details["source"] == source
+
+
+def test_only_the_probes_of_the_wanted_tables_are_built_and_what_they_run_beside():
+    assert [probe.name for probe in build_probes(options(), {"offcpu"})] == ["cuda", "offcpu"]
+    assert [probe.name for probe in build_probes(options(), {"event"})] == []
