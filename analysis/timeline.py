@@ -72,6 +72,51 @@ class Session:
         self._damaged: dict[str, set[str]] = {}
         self._segments: dict[str, list[Path]] = {}
         self._bounds: tuple[int, int] | None = None
+        #: Whether it is a range of a session, made by :meth:`between`.
+        self.is_range = False
+
+    def between(self, start_ns: int, end_ns: int) -> Session:
+        """Return the same session as if only a range of it had been recorded.
+
+        Rows before and after the range are not read; intervals that began earlier and reach into
+        it are. The manifest stays that of the whole.
+
+        Args:
+            start_ns: Begin of the range, CLOCK_MONOTONIC; not before the recording's own.
+            end_ns: End of it; not after the recording's own.
+
+        Raises:
+            TimelineError: the range holds no time of the recording.
+        """
+        first, last = max(start_ns, self.start_ns), min(end_ns, self.end_ns)
+        if first >= last:
+            raise TimelineError(
+                f"the range lies outside of the recording, which is {self.duration_ns / 1e9:.1f} s "
+                "long; give times from its begin"
+            )
+        part = Session(self.path, self.manifest)
+        part._bounds = (first, last)
+        part.is_range = True
+        return part
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """Return the answer of DuckDB to one query over the tables of this session.
+
+        Every table of :attr:`tables` can be named, with the columns that ``tracer describe TABLE``
+        prints; times are int64 ns. Nothing can be written, and no other file can be read.
+
+        Args:
+            query: One statement, e.g. ``SELECT function, count(*) FROM cuda_call GROUP BY 1``.
+
+        Returns:
+            One row per row of the answer; whole numbers stay whole beside nulls.
+
+        Raises:
+            TimelineError: DuckDB is not installed, a table was not recorded, or the query is wrong.
+        """
+        from analysis.sql import ask
+
+        return ask(self, query)
 
     def segments(self, name: str) -> list[Path]:
         """Return the files of one table in order of their sequence."""
@@ -149,20 +194,7 @@ class Session:
         columns: Sequence[str] | None = None,
     ) -> pd.DataFrame:
         """Return the same rows as :meth:`table` as a DataFrame with nullable columns."""
-        import pandas as pd
-
-        rows = self.table(name, start_ns, end_ns, columns)
-        mapping = {
-            pa.int8(): pd.Int8Dtype(),
-            pa.int16(): pd.Int16Dtype(),
-            pa.int32(): pd.Int32Dtype(),
-            pa.int64(): pd.Int64Dtype(),
-            pa.uint64(): pd.UInt64Dtype(),
-            pa.bool_(): pd.BooleanDtype(),
-            pa.string(): pd.StringDtype(),
-        }
-        frame: pd.DataFrame = rows.to_pandas(types_mapper=mapping.get)
-        return frame
+        return as_frame(self.table(name, start_ns, end_ns, columns))
 
     def collect(
         self,
@@ -183,6 +215,9 @@ class Session:
         Arrow dictionaries. Starts over when a running recorder compacts segments meanwhile;
         ``start_over`` is called before each start.
         """
+        if self.is_range:
+            start_ns = self.start_ns if start_ns is None else max(start_ns, self.start_ns)
+            end_ns = self.end_ns if end_ns is None else min(end_ns, self.end_ns)
         for _attempt in range(_ATTEMPTS):
             if start_over is not None:
                 start_over()
@@ -225,7 +260,10 @@ class Session:
             texts = [name for name in texts if name in names] if keep_dictionaries else []
             with pq.ParquetFile(path, read_dictionary=texts) as file:
                 present = [column for column in wanted if column in names]
-                for batch in file.iter_batches(_PART_ROWS, columns=present, use_threads=False):
+                groups = _row_groups(file.metadata, times, start_ns, end_ns)
+                for batch in file.iter_batches(
+                    _PART_ROWS, row_groups=groups, columns=present, use_threads=False
+                ):
                     rows, n_bad = sound_rows(pa.Table.from_batches([batch]), declared)
                     if n_bad:
                         self._tell(path, f"lost {n_bad} rows: they hold impossible values")
@@ -325,6 +363,23 @@ def _segment_files(folder: Path) -> list[Path]:
     return kept
 
 
+def as_frame(rows: pa.Table) -> pd.DataFrame:
+    """Return Arrow rows as a DataFrame with nullable columns."""
+    import pandas as pd
+
+    mapping = {
+        pa.int8(): pd.Int8Dtype(),
+        pa.int16(): pd.Int16Dtype(),
+        pa.int32(): pd.Int32Dtype(),
+        pa.int64(): pd.Int64Dtype(),
+        pa.uint64(): pd.UInt64Dtype(),
+        pa.bool_(): pd.BooleanDtype(),
+        pa.string(): pd.StringDtype(),
+    }
+    frame: pd.DataFrame = rows.to_pandas(types_mapper=mapping.get)
+    return frame
+
+
 def _declared(name: str) -> schema.Table:
     try:
         return schema.table(name)
@@ -338,6 +393,33 @@ def _time_columns(declared: schema.Table) -> list[str]:
     if declared.order == "start_ns" and "duration_ns" in declared.column_names:
         return [declared.order, "duration_ns"]
     return [declared.order]
+
+
+def _row_groups(
+    metadata: pq.FileMetaData, times: list[str], start_ns: int | None, end_ns: int | None
+) -> list[int]:
+    """Row groups of a segment that may hold rows of a range, by the footer's statistics."""
+    if start_ns is None and end_ns is None:
+        return list(range(metadata.num_row_groups))
+    places = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+    kept = []
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        columns = [group.column(places[name]) for name in times if name in places]
+        found = [column.statistics for column in columns if column.is_stats_set]
+        known = [item for item in found if item is not None and _has_limits(item)]
+        if len(known) == len(times):
+            reach = sum(item.max for item in known)
+            is_later = end_ns is not None and known[0].min >= end_ns
+            is_earlier = start_ns is not None and reach < start_ns
+            if is_later or is_earlier:
+                continue
+        kept.append(index)
+    return kept
+
+
+def _has_limits(found: pq.Statistics) -> bool:
+    return bool(found.has_min_max) and isinstance(found.min, int) and isinstance(found.max, int)
 
 
 def _ends(rows: pa.Table, times: list[str]) -> pa.ChunkedArray:
