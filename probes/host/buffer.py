@@ -1,12 +1,20 @@
-"""Rows kept back until a batch is worth its making: one row costs as much as fifty."""
+"""What the samplers of /proc have in common: a beat, files held open, rows kept back.
+
+Rows are kept back until a batch is worth its making: one row costs as much as fifty.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.schema import Table
-from probes.probe import Batch, make_batch
+from probes.host.held import HeldFiles
+from probes.host.pacing import Pacer
+from probes.probe import Batch, SourceReport, make_batch
+
+SECOND_NS = 1_000_000_000
 
 
 class RowBuffer:
@@ -38,3 +46,66 @@ class RowBuffer:
         columns = {name: [row.get(name) for row in rows] for name in self._table.column_names}
         self.n_rows += len(rows)
         return [make_batch(self._table, columns)]
+
+
+class BeatProbe:
+    """A probe that samples one table on a beat, in the recorder's own thread.
+
+    Args:
+        name: The probe's name.
+        table: The table that it fills.
+        interval_ns: Time between two samples.
+        hold_ns: Longest time that rows are kept back, to hand them over in bulk; samples that are
+            at least so far apart are handed over at once.
+        clock: CLOCK_MONOTONIC in ns.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: Table,
+        interval_ns: int,
+        hold_ns: int,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.name = name
+        self.tables: Sequence[Table] = (table,)
+        self.period_ns = interval_ns
+        self._clock = clock
+        self._pacer = Pacer(interval_ns)
+        self._buffer = RowBuffer(table, hold_ns if interval_ns < hold_ns else 0)
+        self._files = HeldFiles()
+        self._cost_ns = 0
+
+    def start(self) -> None:
+        """Begin observing; the first drain samples."""
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Sample when it is time, and return the rows that were kept long enough."""
+        if self._pacer.is_due(now_ns):
+            self._take_sample(now_ns)
+        return self._buffer.take(now_ns)
+
+    def stop(self) -> Iterable[Batch]:
+        """Take a last sample and return all that is left."""
+        now_ns = self._clock()
+        self._take_sample(now_ns)
+        self._files.close()
+        return self._buffer.take(now_ns, is_last=True)
+
+    def report(self) -> SourceReport:
+        """Return what was sampled, at what CPU time."""
+        return SourceReport(self.name, self._buffer.n_rows, 0, self._cost_ns)
+
+    def sample(self, now_ns: int) -> list[dict[str, Any]]:
+        """Return the rows of one sample, each a dict by column.
+
+        Args:
+            now_ns: The time of the drain.
+        """
+        raise NotImplementedError
+
+    def _take_sample(self, now_ns: int) -> None:
+        begin = time.thread_time_ns()
+        self._buffer.add(self.sample(now_ns), now_ns)
+        self._cost_ns += time.thread_time_ns() - begin

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.schema import HOST_SAMPLE, Table
+from analysis.schema import HOST_SAMPLE
 from probes.host import proc
-from probes.host.buffer import RowBuffer
+from probes.host.buffer import SECOND_NS, BeatProbe
 from probes.host.cgroup import find_mounts, sample_cgroups
-from probes.host.held import HeldFiles, ReadFile
-from probes.host.pacing import Pacer
+from probes.host.held import ReadFile
 from probes.host.pressure import read_pressure
-from probes.host.process import SECOND_NS, PidSource
-from probes.probe import Batch, SourceReport
+from probes.host.process import PidSource
 
 _NS_PER_TICK = SECOND_NS // proc.TICKS_PER_SECOND
 #: Lines of meminfo and vmstat that are read; picking them costs a fifth of splitting all.
@@ -28,7 +26,7 @@ _SLOW_NS = 9 * SECOND_NS // 10
 _MOUNTS_NS = 60 * SECOND_NS
 
 
-class HostProbe:
+class HostProbe(BeatProbe):
     """Samples the host, and each cgroup of the targets that limits them.
 
     Args:
@@ -49,43 +47,16 @@ class HostProbe:
         hold_ns: int = SECOND_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.name = "host"
-        self.tables: Sequence[Table] = (HOST_SAMPLE,)
-        self.period_ns = interval_ns
+        super().__init__("host", HOST_SAMPLE, interval_ns, hold_ns, clock)
         self._targets = targets
         self._root = root
         self._filesystem = filesystem
-        self._clock = clock
-        self._pacer = Pacer(interval_ns)
-        self._buffer = RowBuffer(HOST_SAMPLE, hold_ns if interval_ns < hold_ns else 0)
-        self._cost_ns = 0
         self._mounts = find_mounts(root, filesystem)
         self._mounts_due_ns = 0
-        self._files = HeldFiles()
         self._second_ns: int | None = None
 
-    def start(self) -> None:
-        """Begin observing; the first drain samples."""
-
-    def drain(self, now_ns: int) -> Iterable[Batch]:
-        """Sample when it is time, and return the rows that were kept long enough."""
-        if self._pacer.is_due(now_ns):
-            self._sample(now_ns)
-        return self._buffer.take(now_ns)
-
-    def stop(self) -> Iterable[Batch]:
-        """Return a last sample."""
-        now_ns = self._clock()
-        self._sample(now_ns)
-        self._files.close()
-        return self._buffer.take(now_ns, is_last=True)
-
-    def report(self) -> SourceReport:
-        """Return what was sampled, at what CPU time."""
-        return SourceReport(self.name, self._buffer.n_rows, 0, self._cost_ns)
-
-    def _sample(self, now_ns: int) -> None:
-        begin = time.thread_time_ns()
+    def sample(self, now_ns: int) -> list[dict[str, Any]]:
+        """Return a row for the host, and one for each cgroup that limits the targets."""
         time_ns = self._clock()
         if time_ns >= self._mounts_due_ns:
             self._mounts = find_mounts(self._root, self._filesystem)
@@ -98,9 +69,7 @@ class HostProbe:
         groups = sample_cgroups(self._targets.pids(), self._mounts, self._root, read, is_slow)
         host = read_host(self._root, read, is_slow)
         scopes: dict[str, Mapping[str, Any]] = {"host": host, **groups}
-        rows = [{"time_ns": time_ns, "scope": name, **row} for name, row in scopes.items()]
-        self._buffer.add(rows, now_ns)
-        self._cost_ns += time.thread_time_ns() - begin
+        return [{"time_ns": time_ns, "scope": name, **row} for name, row in scopes.items()]
 
 
 def read_host(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.schema import EVENT, LOSS, Table
-from probes.host.process import SECOND_NS
+from probes.host.buffer import SECOND_NS
 from probes.probe import Batch, ProbeError, SourceReport, make_batch
 
 #: Where the kernel's log is read.

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.schema import PROCESS_SAMPLE, Table
+from analysis.schema import PROCESS_SAMPLE
 from probes.host import proc
-from probes.host.buffer import RowBuffer
-from probes.host.held import HeldFiles
-from probes.host.pacing import Pacer
-from probes.probe import Batch, SourceReport
-
-SECOND_NS = 1_000_000_000
+from probes.host.buffer import SECOND_NS, BeatProbe
 
 #: Lines of ``status`` that are kept.
 _KEPT = (b"VmRSS", b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap", b"Cpus_allowed_list")
@@ -31,7 +26,7 @@ class PidSource(Protocol):
         """Return the ids of the processes."""
 
 
-class ProcessProbe:
+class ProcessProbe(BeatProbe):
     """Samples every target process.
 
     Args:
@@ -50,41 +45,14 @@ class ProcessProbe:
         hold_ns: int = SECOND_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.name = "process"
-        self.tables: Sequence[Table] = (PROCESS_SAMPLE,)
-        self.period_ns = interval_ns
+        super().__init__("process", PROCESS_SAMPLE, interval_ns, hold_ns, clock)
         self._targets = targets
         self._root = root
-        self._clock = clock
-        self._pacer = Pacer(interval_ns)
-        self._buffer = RowBuffer(PROCESS_SAMPLE, hold_ns if interval_ns < hold_ns else 0)
-        self._cost_ns = 0
         self._containers: dict[tuple[int, int], str | None] = {}
-        self._files = HeldFiles()
         self._slow_ns: int | None = None
 
-    def start(self) -> None:
-        """Begin observing; the first drain samples."""
-
-    def drain(self, now_ns: int) -> Iterable[Batch]:
-        """Sample when it is time, and return the rows that were kept long enough."""
-        if self._pacer.is_due(now_ns):
-            self._sample(now_ns)
-        return self._buffer.take(now_ns)
-
-    def stop(self) -> Iterable[Batch]:
-        """Return a last sample."""
-        now_ns = self._clock()
-        self._sample(now_ns)
-        self._files.close()
-        return self._buffer.take(now_ns, is_last=True)
-
-    def report(self) -> SourceReport:
-        """Return what was sampled, at what CPU time."""
-        return SourceReport(self.name, self._buffer.n_rows, 0, self._cost_ns)
-
-    def _sample(self, now_ns: int) -> None:
-        begin = time.thread_time_ns()
+    def sample(self, now_ns: int) -> list[dict[str, Any]]:
+        """Return a row for each target process."""
         rows = []
         containers: dict[tuple[int, int], str | None] = {}
         is_slow = self._slow_ns is None or now_ns - self._slow_ns >= _SLOW_NS
@@ -97,8 +65,7 @@ class ProcessProbe:
         self._containers = containers
         if is_slow:
             self._files.sweep()
-        self._buffer.add(rows, now_ns)
-        self._cost_ns += time.thread_time_ns() - begin
+        return rows
 
     def _read(
         self, pid: int, containers: dict[tuple[int, int], str | None], is_slow: bool

@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.schema import THREAD_SECOND, Table
+from analysis.schema import THREAD_SECOND
 from probes.host import proc
-from probes.host.buffer import RowBuffer
-from probes.host.held import HeldFiles
-from probes.host.pacing import Pacer
-from probes.host.process import SECOND_NS, PidSource
-from probes.probe import Batch, ProbeError, SourceReport
+from probes.host.buffer import SECOND_NS, BeatProbe
+from probes.host.process import PidSource
+from probes.probe import ProbeError
 
 _SWITCHES = b"\nvoluntary_ctxt_switches:"
 _SWEEP_NS = SECOND_NS
@@ -43,7 +41,7 @@ class _Thread:
     n_migrations: int | None = None
 
 
-class ThreadProbe:
+class ThreadProbe(BeatProbe):
     """Samples every thread of the target processes.
 
     Args:
@@ -64,21 +62,14 @@ class ThreadProbe:
         hold_ns: int = SECOND_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.name = "thread"
-        self.tables: Sequence[Table] = (THREAD_SECOND,)
-        self.period_ns = interval_ns
+        super().__init__("thread", THREAD_SECOND, interval_ns, hold_ns, clock)
         self._targets = targets
         self._root = root
         self._is_launcher = is_launcher
-        self._clock = clock
-        self._pacer = Pacer(interval_ns)
         self._threads: dict[tuple[int, int], _Thread] = {}
         self._looked_ns: int | None = None
-        self._files = HeldFiles()
         self._tids: dict[int, tuple[int, list[int]]] = {}
         self._sweep_due_ns = 0
-        self._buffer = RowBuffer(THREAD_SECOND, hold_ns if interval_ns < hold_ns else 0)
-        self._cost_ns = 0
 
     def start(self) -> None:
         """Take the counters that the first interval begins with.
@@ -91,28 +82,11 @@ class ThreadProbe:
                 "the kernel has no /proc/PID/schedstat, so the running time of threads is not "
                 "known; use a kernel built with CONFIG_SCHED_INFO"
             )
-        self._sample(self._clock())
+        self._take_sample(self._clock())
         self._pacer.begin(self._clock())
 
-    def drain(self, now_ns: int) -> Iterable[Batch]:
-        """Sample when it is time, and return the rows that were kept long enough."""
-        if self._pacer.is_due(now_ns):
-            self._sample(now_ns)
-        return self._buffer.take(now_ns)
-
-    def stop(self) -> Iterable[Batch]:
-        """Return the last, shorter interval."""
-        now_ns = self._clock()
-        self._sample(now_ns)
-        self._files.close()
-        return self._buffer.take(now_ns, is_last=True)
-
-    def report(self) -> SourceReport:
-        """Return what was sampled, at what CPU time."""
-        return SourceReport(self.name, self._buffer.n_rows, 0, self._cost_ns)
-
-    def _sample(self, now_ns: int) -> None:
-        begin = time.thread_time_ns()
+    def sample(self, now_ns: int) -> list[dict[str, Any]]:
+        """Return a row for each thread whose interval's begin is known."""
         rows: list[dict[str, Any]] = []
         threads: dict[tuple[int, int], _Thread] = {}
         looked_ns = self._clock()
@@ -126,8 +100,7 @@ class ThreadProbe:
             self._files.sweep()
             self._tids.clear()
         self._looked_ns = looked_ns
-        self._buffer.add(rows, now_ns)
-        self._cost_ns += time.thread_time_ns() - begin
+        return rows
 
     def _read(
         self,
