@@ -59,7 +59,9 @@ def cause_page() -> str:
         if cause.settles:
             lines.append(f"* Settles a doubt: {escaped(cause.settles)}")
         lines.append(f"* What to do: {escaped(cause.advice)}")
-        if not cause.is_implemented:
+        if cause.stated_by:
+            lines.append(f"* Stated by: {escaped(cause.stated_by)}")
+        elif not cause.is_implemented:
             lines.append("* No analyzer states it yet: such time stays `unknown`.")
         lines.append("")
     return "\n".join(lines)

@@ -73,6 +73,8 @@ class Cause:
         advice: What to do about it, one sentence.
         needs: Tables that the analyzer reads; None where there is no analyzer.
         analyze: The analyzer; None where there is none.
+        stated_by: What states it where no analyzer of one recording does; empty where one does,
+            or nothing does yet.
     """
 
     slug: str
@@ -84,6 +86,7 @@ class Cause:
     advice: str
     needs: Needs | None = None
     analyze: Analyze | None = None
+    stated_by: str = ""
 
     @property
     def is_implemented(self) -> bool:

@@ -13,6 +13,7 @@ CAUSES = (
         "No demand; a fault that the recording cannot show.",
         "Record longer, or at the time of the complaint.",
         "Nothing to do.",
+        stated_by="the verdict, from what all analyzers answer",
     ),
     Cause(
         "no_demand",
@@ -22,6 +23,7 @@ CAUSES = (
         "A hang, and work that never reaches the device.",
         "Record the engine's metrics: tracer record --pid PID --engine URL.",
         "Look upstream if work was expected.",
+        stated_by="the verdict, from what all analyzers answer",
     ),
     Cause(
         "unknown",
@@ -31,5 +33,6 @@ CAUSES = (
         "Anything: this is the honest answer where the proof is missing.",
         "See what each candidate still needs.",
         "Record what is named below, then analyse again.",
+        stated_by="the verdict, from what all analyzers answer",
     ),
 )
