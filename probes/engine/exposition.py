@@ -3,18 +3,21 @@
 ``prometheus_client`` renames samples of counters without ``_total`` (TGI, Triton) and strips
 families of it; an analyst who greps a session for the name on the page must find it.
 
-A page is nearly the same at every scrape, so the text of a series (name and labels) is parsed
-once and remembered; afterwards a line costs one dictionary look-up and one ``float``.
+A page is nearly the same at every scrape: a line that did not change is compared and nothing else,
+and for one that did, the text of its series (name and labels) is parsed once and remembered.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import ne
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 #: Series remembered before the memory of a page is dropped (label churn of a hostile page).
 MAX_REMEMBERED = 50_000
@@ -35,16 +38,28 @@ class Series:
 
 @dataclass(frozen=True)
 class Exposition:
-    """One parsed page: series with their values in order, declared types, and what was unreadable.
+    """One parsed page.
 
-    ``types`` maps a family's name to its declared type. ``is_complete`` tells whether the text
-    ended in a line feed, as the format demands: half a page does not.
+    Attributes:
+        series: The series in the order of the page; the same object as that of the page before
+            where nothing but values changed. Not to be changed.
+        values: Value of each series.
+        types: Declared type by name of the family.
+        n_bad_lines: Lines that could not be read.
+        is_complete: Whether the text ended in a line feed, as the format demands: half a page does
+            not.
     """
 
-    samples: list[tuple[Series, float]]
+    series: Sequence[Series]
+    values: NDArray[np.float64]
     types: Mapping[str, str]
     n_bad_lines: int
     is_complete: bool
+
+    @property
+    def samples(self) -> list[tuple[Series, float]]:
+        """Each series with its value."""
+        return list(zip(self.series, self.values.tolist(), strict=True))
 
 
 class ExpositionParser:
@@ -55,7 +70,10 @@ class ExpositionParser:
         self._types: dict[str, str] = {}
         self._comments: set[str] = set()
         self._lines: list[str] = []
-        self._results: list[tuple[Series, float] | Literal[False] | None] = []
+        #: Where the sample of each line is in ``_series``, -1 where it has none.
+        self._places: list[int] = []
+        self._series: list[Series] = []
+        self._values: NDArray[np.float64] = np.empty(0)
         self._n_bad = 0
 
     def parse(self, text: str) -> Exposition:
@@ -67,17 +85,34 @@ class ExpositionParser:
             self._lines = []
         # Not splitlines(): label values may hold other line boundaries.
         lines = text.split("\n")
-        if len(lines) == len(self._lines):
-            # Most lines of a page are the same as at the last scrape, in the same place.
-            for place in list(compress(range(len(lines)), map(ne, lines, self._lines))):
-                self._n_bad -= self._results[place] is False
-                self._results[place] = self._judge(lines[place])
-        else:
-            self._n_bad = 0
-            self._results = list(map(self._judge, lines))
+        if not self._update(lines):
+            self._read_anew(lines)
         self._lines = lines
-        samples = [result for result in self._results if result]
-        return Exposition(samples, self._types, self._n_bad, text.endswith("\n"))
+        return Exposition(
+            self._series, self._values.copy(), self._types, self._n_bad, text.endswith("\n")
+        )
+
+    def _update(self, lines: list[str]) -> bool:
+        """Take over what changed since the last page; False where more than values did."""
+        if len(lines) != len(self._lines):
+            return False
+        for line in compress(range(len(lines)), map(ne, lines, self._lines)):
+            place = self._places[line]
+            result = self._line(lines[line]) if place >= 0 else None
+            if result is None or result[0] is not self._series[place]:
+                return False
+            self._values[place] = result[1]
+        return True
+
+    def _read_anew(self, lines: list[str]) -> None:
+        """Read every line of a page."""
+        self._n_bad = 0
+        results = [self._judge(line) for line in lines]
+        samples = [result for result in results if result]
+        self._series = [series for series, _ in samples]
+        self._values = np.array([value for _, value in samples], np.float64)
+        index = iter(range(len(samples)))
+        self._places = [next(index) if result else -1 for result in results]
 
     def _judge(self, line: str) -> tuple[Series, float] | Literal[False] | None:
         """The sample of one line; None for a comment or an empty line; False (counted) for none."""

@@ -1,7 +1,7 @@
 """Turns a parsed page of metrics into rows of ``engine_sample`` in the common vocabulary.
 
-What a page's series mean is worked out once (:class:`_Plan`); a later page with the same series
-costs one array of values and a grouped reduction.
+What a page's series mean is worked out once (:class:`_Plan`); later pages with the same series are
+kept as arrays of values, and several of them cost one grouped reduction.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PageReader:
         self.endpoint = endpoint
         #: Engine that most rows of the last page belong to; None before one was recognised.
         self.engine: str | None = None
-        self._series: list[Series] = []
+        self._series: Sequence[Series] = ()
         self._plan: _Plan | None = None
         self._held: list[_Held] = []
 
@@ -116,17 +116,15 @@ class PageReader:
 
     def hold(self, page: Exposition, time_ns: int, scrape_ns: int) -> bool:
         """Keep the rows of a page for :meth:`take`; tells whether there are any."""
-        series = [item for item, _ in page.samples]
-        if self._plan is None or series != self._series:
-            self._plan = _Plan(series)
-            self._series = series
+        if self._plan is None or (page.series is not self._series and page.series != self._series):
+            self._plan = _Plan(page.series)
+        self._series = page.series
         plan = self._plan
         if plan.engine is not None:
             self.engine = plan.engine
         if not plan.n_rows:
             return False
-        values = np.fromiter((value for _, value in page.samples), np.float64, len(series))
-        self._held.append(_Held(plan, plan.values(values), time_ns, scrape_ns))
+        self._held.append(_Held(plan, page.values, time_ns, scrape_ns))
         return True
 
     def take(self) -> list[Batch]:
@@ -138,7 +136,7 @@ class PageReader:
     def _batch(self, held: Sequence[_Held]) -> Batch:
         """Rows of pages with the same series."""
         plan = held[0].plan
-        values = np.concatenate([item.values for item in held])
+        values = plan.values(np.stack([item.values for item in held])).reshape(-1)
         times = np.array([(item.time_ns, item.scrape_ns) for item in held], dtype=np.int64)
         columns = {
             **plan.arrays(len(held)),
@@ -152,7 +150,7 @@ class PageReader:
 
 @dataclass(frozen=True)
 class _Held:
-    """Values of the rows of one page, and when it was scraped."""
+    """Values of the series of one page, and when it was scraped."""
 
     plan: _Plan
     values: NDArray[np.float64]
@@ -202,21 +200,24 @@ class _Plan:
             self._repeated = (n_pages, arrays)
         return self._repeated[1]
 
-    def values(self, page: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values of the rows from the values of the page; NaN where unknown."""
-        page = np.where(np.isfinite(page) & (np.abs(page) < SENTINEL), page, np.nan)
-        picked = page[self._index]
-        result = np.add.reduceat(picked, self._starts)
+    def values(self, pages: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values of the rows ``(pages, rows)`` from those of the series ``(pages, series)``; NaN
+        where unknown.
+        """
+        pages = np.where(np.isfinite(pages) & (np.abs(pages) < SENTINEL), pages, np.nan)
+        picked = pages[:, self._index]
+        result = np.add.reduceat(picked, self._starts, axis=1)
         for row in self._maxima:
-            stop = self._starts[row + 1] if row + 1 < len(self._starts) else len(picked)
-            result[row] = np.max(picked[self._starts[row] : stop])
+            stop = self._starts[row + 1] if row + 1 < len(self._starts) else picked.shape[1]
+            result[:, row] = picked[:, self._starts[row] : stop].max(axis=1)
         for row, members in self._constants:
-            newest = max(members, key=lambda member: np.nan_to_num(page[member[0]], nan=-np.inf))
-            result[row] = np.nan if newest[1] is None else newest[1]
+            told = np.nan_to_num(pages[:, [index for index, _ in members]], nan=-np.inf)
+            constants = [np.nan if constant is None else constant for _, constant in members]
+            result[:, row] = np.array(constants)[told.argmax(axis=1)]
         result *= self._scales
         if self._derived:
-            products = [result[left] * result[right] for left, right in self._derived]
-            result = np.concatenate([result, products])
+            products = [result[:, left] * result[:, right] for left, right in self._derived]
+            result = np.column_stack([result, *products])
         return result
 
     def _static_columns(

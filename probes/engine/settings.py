@@ -83,7 +83,7 @@ def with_path(url: str) -> str:
 
 def _cache_labels(page: Exposition) -> dict[str, str]:
     """Labels of vLLM's ``cache_config_info``; those that are not set are left out."""
-    for series, _ in page.samples:
+    for series in page.series:
         if series.name.endswith("cache_config_info"):
             return {
                 name: value

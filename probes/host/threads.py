@@ -1,7 +1,8 @@
 """The probe of the targets' threads: running, waiting and sleeping time of each, second by second.
 
 Times come from ``/proc/PID/task/TID/schedstat``. ``status`` (name, state, context switches) is
-read only for threads that ran since the last look: one that did not run cannot have switched.
+read only for threads that ran since the last look (one that did not run cannot have switched), and
+of threads that do not launch about once a second: between, their switches are null.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ from probes.probe import ProbeError
 
 _SWITCHES = b"\nvoluntary_ctxt_switches:"
 _SWEEP_NS = SECOND_NS
+#: How often name, state and switches are looked up of a thread that does not launch.
+_LOOK_NS = 9 * SECOND_NS // 10
 _MIGRATIONS = re.compile(rb"^se\.nr_migrations\s*:\s*(\d+)", re.MULTILINE)
-#: States that may change without the thread running: they are looked up again.
+#: States that may change without the thread running: they are not taken over.
 _UNSETTLED = ("R", "D", None)
 
 
 @dataclass
 class _Thread:
-    """Last counters of one thread; ``time_ns`` is when they were read."""
+    """Last counters of one thread.
+
+    ``time_ns`` is when its times were read, ``looked_ns`` when the rest was.
+    """
 
     time_ns: int
     running_ns: int
     waiting_ns: int
+    looked_ns: int = 0
     name: str | None = None
     state: str | None = None
     n_voluntary: int | None = None
@@ -127,11 +134,14 @@ class ThreadProbe(BeatProbe):
             old = self._born(pid, tid, now)
             if old is None:
                 return True
-        elif running_ns == old.running_ns and old.state not in _UNSETTLED:
-            now.name, now.state, now.n_migrations = old.name, old.state, old.n_migrations
-            now.n_voluntary, now.n_involuntary = old.n_voluntary, old.n_involuntary
-        else:
+        elif is_launcher or time_ns - old.looked_ns >= _LOOK_NS:
             self._identify(folder, now, bool(is_launcher))
+        else:
+            now.name, now.n_migrations, now.looked_ns = old.name, old.n_migrations, old.looked_ns
+            now.n_voluntary, now.n_involuntary = old.n_voluntary, old.n_involuntary
+            if running_ns == old.running_ns and old.state not in _UNSETTLED:
+                now.state = old.state
+        is_told = now.looked_ns == now.time_ns or now.state is not None
         duration = now.time_ns - old.time_ns
         if duration <= 0:
             return True
@@ -147,9 +157,9 @@ class ThreadProbe(BeatProbe):
                 "running_ns": running,
                 "waiting_ns": waiting,
                 "sleeping_ns": duration - running - waiting,
-                "n_voluntary_switches": _change(now.n_voluntary, old.n_voluntary),
-                "n_involuntary_switches": _change(now.n_involuntary, old.n_involuntary),
-                "n_migrations": _change(now.n_migrations, old.n_migrations),
+                "n_voluntary_switches": _change(now.n_voluntary, old.n_voluntary, is_told),
+                "n_involuntary_switches": _change(now.n_involuntary, old.n_involuntary, is_told),
+                "n_migrations": _change(now.n_migrations, old.n_migrations, is_told),
                 "state": now.state,
                 "is_launcher": is_launcher,
             }
@@ -189,6 +199,7 @@ class ThreadProbe(BeatProbe):
             return None
         return _Thread(
             time_ns=max(start_ns, self._looked_ns),
+            looked_ns=now.looked_ns,
             running_ns=0,
             waiting_ns=0,
             n_voluntary=0,
@@ -198,6 +209,7 @@ class ThreadProbe(BeatProbe):
 
     def _identify(self, folder: str, thread: _Thread, is_launcher: bool) -> None:
         """Fill in name, state and switches, and the migrations of a thread that launches."""
+        thread.looked_ns = thread.time_ns
         data = self._files.read(f"{folder}/status") or b""
         state = data.find(b"\nState:\t")
         if data.startswith(b"Name:\t") and state > 0:
@@ -211,5 +223,5 @@ class ThreadProbe(BeatProbe):
             thread.n_migrations = int(migrations[1]) if migrations else None
 
 
-def _change(now: int | None, old: int | None) -> int | None:
-    return None if now is None or old is None or now < old else now - old
+def _change(now: int | None, old: int | None, is_told: bool) -> int | None:
+    return None if not is_told or now is None or old is None or now < old else now - old

@@ -19,11 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from analysis.manifest import Manifest
+from analysis.schema import Table
 from probes.clocks import ClockAnchors
 from probes.engine.exposition import ExpositionParser
 from probes.engine.reading import PageReader
@@ -35,7 +36,7 @@ from probes.host.kernel_log import KernelLogProbe
 from probes.host.process import ProcessProbe
 from probes.host.threads import ThreadProbe
 from probes.mps.probe import MpsProbe
-from probes.probe import Probe
+from probes.probe import Batch, Probe, SourceReport
 from probes.targets import TargetTree
 from tests.conftest import DATA_VARIABLE
 from tracer.recorder import Recorder
@@ -108,35 +109,67 @@ def child_cpu_ns(probes: Sequence[Probe]) -> int:
     return sum(probe.report().cost_ns or 0 for probe in probes if probe.name == "nvml")
 
 
+class Meter:
+    """A probe that records nothing: it reads each second what the others have cost by then."""
+
+    name = "meter"
+    tables: Sequence[Table] = ()
+    period_ns = SECOND_NS
+
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self._probes = probes
+        #: Time, CPU time of this process, CPU time of NVML's child, each in ns.
+        self.marks: list[tuple[int, int, int]] = []
+
+    def start(self) -> None:
+        """Begin with the first drain."""
+
+    def drain(self, _now_ns: int) -> Iterable[Batch]:
+        """Take a reading."""
+        child_ns = child_cpu_ns(self._probes)
+        self.marks.append((time.monotonic_ns(), time.process_time_ns(), child_ns))
+        return ()
+
+    def stop(self) -> Iterable[Batch]:
+        """End."""
+        return ()
+
+    def report(self) -> SourceReport:
+        """Say that it recorded nothing."""
+        return SourceReport(self.name, 0, 0)
+
+    def pct(self, warm_up_s: float) -> tuple[float, float]:
+        """Return the CPU time of this process and of NVML's child, in % of the time after the
+        warming up.
+        """
+        first = self.marks[0][0]
+        begin = next(item for item in self.marks if item[0] - first >= warm_up_s * 1e9)
+        end = self.marks[-1]
+        wall = end[0] - begin[0]
+        return 100 * (end[1] - begin[1]) / wall, 100 * (end[2] - begin[2]) / wall
+
+
 def cost_pct(
     probes: Sequence[Probe], tree: TargetTree, anchors: ClockAnchors
 ) -> tuple[float, float]:
     """Cost of a recording of these sources, in % of a core: this process, and NVML's child."""
     folder = Path(tempfile.mkdtemp(prefix="bench-sources-"))
-    marks: list[tuple[int, int, int]] = []
-
-    def mark(_now_ns: int, _open_calls: object) -> None:
-        marks.append((time.monotonic_ns(), time.process_time_ns(), child_cpu_ns(probes)))
-
+    meter = Meter(probes)
     try:
         writer = SessionWriter(folder / "s.tracer", Manifest(tool_version="bench"))
         recorder = Recorder(
-            probes,
+            [*probes, meter],
             writer,
             tree,
             duration_ns=int((WARM_UP_S + SECONDS) * 1e9),
             anchors=anchors,
-            watchers=[mark],
         )
         recorder.start()
         recorder.run()
         recorder.finish()
     finally:
         shutil.rmtree(folder)
-    begin = next(item for item in marks if item[0] - marks[0][0] >= WARM_UP_S * 1e9)
-    end = marks[-1]
-    wall = end[0] - begin[0]
-    return 100 * (end[1] - begin[1]) / wall, 100 * (end[2] - begin[2]) / wall
+    return meter.pct(WARM_UP_S)
 
 
 def figure(name: str, value: float, unit: str, baseline: float | None = None) -> None:

@@ -184,6 +184,48 @@ def test_counters_that_go_back_are_another_thread(tmp_path: Path) -> None:
     assert look("nonsense", 400) == []
 
 
+@pytest.mark.parametrize("is_launcher", [True, False, None])
+def test_switches_of_a_thread_that_does_not_launch_are_told_once_a_second(
+    tmp_path: Path, is_launcher: bool | None
+) -> None:
+    task = tmp_path / "7/task/7"
+    task.mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/schedstat").write_text("1 1 1\n")
+    tenth = 10**8
+    now = 10**12
+    probe = ThreadProbe(
+        Targets(7),
+        root=tmp_path,
+        hold_ns=0,
+        interval_ns=tenth,
+        is_launcher=lambda _pid, _tid: is_launcher,
+        clock=lambda: now,
+    )
+
+    def run(turn: int) -> None:
+        (task / "schedstat").write_text(f"{turn * 1000} 0 {turn}\n")
+        switches = f"voluntary_ctxt_switches:\t{3 * turn}\nnonvoluntary_ctxt_switches:\t{turn}\n"
+        (task / "status").write_text(f"Name:\tx\nState:\tR (running)\n{switches}")
+
+    run(0)
+    probe.start()
+    rows: list[Row] = []
+    for turn in range(1, 21):
+        now += tenth
+        run(turn)
+        rows += [row for batch in probe.drain(now) for row in batch.rows.to_pylist()]
+    assert len(rows) == 20
+    assert {row["name"] for row in rows} == {"x"}
+    told = [row["n_voluntary_switches"] for row in rows]
+    states = [row["state"] for row in rows]
+    if is_launcher:
+        assert (told, states) == ([3] * 20, ["R"] * 20)
+    else:
+        assert told == 2 * ([None] * 8 + [27]) + [None, None]
+        assert states == 2 * ([None] * 8 + ["R"]) + [None, None]
+
+
 def test_without_schedstat_it_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="CONFIG_SCHED_INFO"):
         ThreadProbe(Targets(), root=tmp_path).start()

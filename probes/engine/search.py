@@ -1,0 +1,115 @@
+"""Looks for metrics pages among the listening ports of processes, in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from probes.engine.discover import Listener, find_listeners
+from probes.engine.exposition import ExpositionParser
+from probes.engine.fetch import Fetcher, FetchError, enter_network_of
+from probes.engine.reading import PageReader
+
+SECOND_NS = 1_000_000_000
+#: Waits between two looks for endpoints: while none is known, and once one is.
+_SEARCH_NS = 2 * SECOND_NS
+_SEARCH_AGAIN_NS = 10 * SECOND_NS
+#: How often a port that answers in HTTP without metrics is asked (the engine may be loading).
+_MAX_ASKED = 20
+
+
+class EndpointSearch(threading.Thread):
+    """Looks for metrics pages among the ports of some processes until it is stopped.
+
+    Args:
+        deadline_ns: Most time for one exchange.
+        pids: The processes; may be replaced at any time.
+        clock: CLOCK_MONOTONIC in ns.
+    """
+
+    def __init__(self, deadline_ns: int, pids: set[int], clock: Callable[[], int]) -> None:
+        super().__init__(name="engine-search", daemon=True)
+        self.pids = pids
+        self._deadline_ns = deadline_ns
+        self._clock = clock
+        self._stop_event = threading.Event()
+        self._found: deque[tuple[str, str | None]] = deque()
+        self._done: set[tuple[int, int]] = set()
+        self._served: set[int] = set()
+        self._asked: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        while not self._stop_event.is_set():
+            for listener in find_listeners(self.pids):
+                if self._stop_event.is_set():
+                    return
+                self._consider(listener)
+            pause = _SEARCH_AGAIN_NS if self._served else _SEARCH_NS
+            self._stop_event.wait(pause / 1e9)
+
+    def stop(self) -> None:
+        """Ask the thread to end, without waiting for it."""
+        self._stop_event.set()
+
+    def take(self) -> list[tuple[str, str | None]]:
+        """Return the pages found since the last call: URL and network namespace."""
+        found = []
+        while self._found:
+            found.append(self._found.popleft())
+        return found
+
+    def _consider(self, listener: Listener) -> None:
+        """Ask a listener if it is worth it."""
+        key = (listener.pid, listener.port)
+        if key in self._done or listener.pid in self._served:
+            return
+        n_asked, due = self._asked.get(key, (0, 0))
+        if self._clock() < due:
+            return
+        url, is_http = self._ask(listener)
+        if url is not None:
+            self._served.add(listener.pid)
+            self._done.add(key)
+            self._found.append((url, listener.namespace))
+        elif not is_http or n_asked + 1 >= _MAX_ASKED:
+            self._done.add(key)
+        else:
+            pause = min(SECOND_NS << (n_asked + 1), 60 * SECOND_NS)
+            self._asked[key] = (n_asked + 1, self._clock() + pause)
+
+    def _ask(self, listener: Listener) -> tuple[str | None, bool]:
+        """URL of the listener's metrics if it has any, and whether it speaks HTTP."""
+        result: list[tuple[str | None, bool]] = []
+        thread = threading.Thread(
+            target=lambda: result.append(_ask(listener, self._deadline_ns, self._clock)),
+            name="engine-ask",
+            daemon=True,
+        )
+        thread.start()
+        thread.join(3 * self._deadline_ns / 1e9)
+        return result[0] if result else (None, False)
+
+
+def _ask(listener: Listener, deadline_ns: int, clock: Callable[[], int]) -> tuple[str | None, bool]:
+    """Ask a listener for its metrics in a thread of its own, in the listener's network."""
+    if listener.namespace is not None:
+        try:
+            enter_network_of(listener.namespace)
+        except OSError:
+            return None, False
+    is_http = False
+    for url in listener.metric_urls:
+        try:
+            page = Fetcher(url, deadline_ns, clock).get()
+        except FetchError as error:
+            if not error.is_http:
+                return None, is_http
+            is_http = True
+            continue
+        is_http = True
+        parsed = ExpositionParser().parse(page.text)
+        if PageReader(url).read(parsed, page.start_ns, page.duration_ns) is not None:
+            return url, True
+    return None, is_http
