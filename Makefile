@@ -1,14 +1,16 @@
 # Everything a fresh Debian 12 or Ubuntu 22.04+ needs, as root.
 #   make demo     set everything up, record a simulated service with real eBPF, print the verdict
 #   make test     set everything up, run every check and test
+#   make install-man   man pages of every command: man tracer-record
 SHELL := /bin/bash
 PYTHON ?= /usr/bin/python3
 VENV := .venv
 DEV := .venv-dev
+MANDIR ?= /usr/local/share/man
 PACKAGES := python3 python3-venv python3-bpfcc gcc libc6-dev binutils make
 CODE := tracer probes analysis
 
-.PHONY: demo setup test check bench acceptance docs system clean
+.PHONY: demo setup test check bench acceptance docs system install-man clean
 .DEFAULT_GOAL := demo
 
 demo: setup
@@ -53,6 +55,10 @@ acceptance: $(DEV)/.installed
 # Regenerate the parts of docs/ and README.md that come from the sources.
 docs: $(DEV)/.installed
 	$(DEV)/bin/python -m tests.generated_docs --write
+
+install-man: setup
+	install -d $(DESTDIR)$(MANDIR)/man1
+	$(VENV)/bin/python -m tracer.man_pages $(DESTDIR)$(MANDIR)/man1
 
 clean:
 	rm -rf $(VENV) $(DEV) *.egg-info build .mypy_cache .ruff_cache .pytest_cache
