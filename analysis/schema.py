@@ -181,6 +181,11 @@ _RANK = _int("rank", "Rank in the job, where the source tells it.", nullable=Tru
 _START = _time("start_ns", "Begin, CLOCK_MONOTONIC.")
 _DURATION = _time("duration_ns", "Length.")
 _TIME = _time("time_ns", "When it was observed, CLOCK_MONOTONIC.")
+_CONTAINER_NAME = _text(
+    "container_name",
+    "Its name where the node tells it: NAMESPACE/POD/CONTAINER, Docker's name, or pod UID.",
+    True,
+)
 _DEVICE = _int("device", "Index of the GPU in the manifest's list.")
 _FUNCTION = _text("function", "Name of the CUDA function as exported, e.g. cudaLaunchKernel_ptsz.")
 _LAYER = _text("layer", "runtime, driver or nccl.")
@@ -372,8 +377,13 @@ THREAD_SECOND = Table(
         _time("running_ns", "Time on a CPU."),
         _time("waiting_ns", "Time ready to run but waiting for a CPU."),
         _time("sleeping_ns", "The rest."),
-        _int("n_voluntary_switches", "Times it gave up the CPU.", True, "i64"),
-        _int("n_involuntary_switches", "Times it was preempted.", True, "i64"),
+        _int(
+            "n_voluntary_switches",
+            "Times it gave up the CPU since its last row that tells them.",
+            True,
+            "i64",
+        ),
+        _int("n_involuntary_switches", "Times it was preempted, likewise.", True, "i64"),
         _int("n_migrations", "Moves between CPUs.", True, "i64"),
         _text("state", "State letter from /proc at the end of the interval.", True),
         Column("is_launcher", "bool", "Whether it made CUDA calls in this recording.", None, True),
@@ -482,6 +492,27 @@ GPU_SAMPLE = Table(
     "time_ns",
 )
 
+GPU_INSTANCE_SAMPLE = Table(
+    "gpu_instance_sample",
+    "one sample of one MIG instance of a GPU by one source",
+    (
+        _TIME,
+        _DEVICE,
+        _text("source", "nvml, gpm or dcgm."),
+        _int("gpu_instance", "Number of the GPU instance.", True),
+        _text("instance_uuid", "UUID of the MIG device.", True),
+        _time("period_ns", "Window that shares average over.", nullable=True),
+        _bytes("memory_used_bytes", "Memory of the instance in use."),
+        _bytes("memory_total_bytes", "Memory of the instance in all."),
+        _pct("engine_active_pct", "Share of time with any engine activity."),
+        _pct("sm_active_pct", "Share of the instance's SM-time with at least one warp."),
+        _pct("sm_occupancy_pct", "Resident warps against the most possible."),
+        _pct("tensor_active_pct", "Share of time the tensor pipes were active."),
+        _pct("dram_active_pct", "Share of time the memory interface was active."),
+    ),
+    "time_ns",
+)
+
 GPU_PROCESS = Table(
     "gpu_process",
     "one process with a context on one GPU at one sample",
@@ -495,6 +526,7 @@ GPU_PROCESS = Table(
         _pct("memory_util_pct", "Memory share that the driver ascribes to the process."),
         _text("name", "Process name from /proc.", True),
         _text("container", "Container id from its cgroup.", True),
+        _CONTAINER_NAME,
         Column("is_target", "bool", "Whether it belongs to the recorded tree."),
     ),
     "time_ns",
@@ -522,7 +554,9 @@ PROCESS_SAMPLE = Table(
         _bytes("write_bytes", "Bytes written to storage since its start."),
         _int("n_cpus_allowed", "CPUs in its affinity mask.", True),
         _text("cpus_allowed", "The mask as a list, e.g. 0-3,8.", True),
+        _int("numa_node", "NUMA node of the CPU that its main thread ran on last.", True),
         _text("container", "Container id from its cgroup.", True),
+        _CONTAINER_NAME,
     ),
     "time_ns",
 )
@@ -540,6 +574,12 @@ HOST_SAMPLE = Table(
         _time("cpu_idle_ns", "CPU time idle since boot.", nullable=True),
         _time("cpu_iowait_ns", "CPU time in iowait since boot.", nullable=True),
         _time("cpu_steal_ns", "CPU time stolen by the hypervisor since boot.", nullable=True),
+        _time(
+            "cpu_deep_idle_ns",
+            "CPU time since boot in idle states that take 50 us or longer to wake from.",
+            nullable=True,
+        ),
+        _int("n_deep_idles", "Times that a CPU entered such a state since boot.", True, "i64"),
         Column("load1", "f64", "Load average over a minute.", None, True),
         _int("n_runnable", "Runnable tasks.", True),
         _time("cpu_some_ns", "PSI: some task waited for a CPU, cumulative.", nullable=True),
@@ -688,6 +728,7 @@ TABLES: tuple[Table, ...] = (
     ENGINE_SAMPLE,
     EVENT,
     GPU_ACTIVITY,
+    GPU_INSTANCE_SAMPLE,
     GPU_PROCESS,
     GPU_SAMPLE,
     HOST_SAMPLE,

@@ -15,10 +15,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.schema import EVENT, GPU_SAMPLE, Table
+from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_SAMPLE, Table
 from probes.engine.exposition import ExpositionParser
 from probes.engine.fetch import Fetcher, FetchError
-from probes.gpu.dcgm_fields import DEFAULT_FIELDS, XID, DmonParser, columns_of, read_exporter
+from probes.gpu.dcgm_fields import (
+    DEFAULT_FIELDS,
+    XID,
+    DmonParser,
+    columns_of,
+    read_exporter,
+    read_instances,
+)
 from probes.gpu.rows import sample_batch
 from probes.probe import Batch, ProbeError, SourceReport, make_batch
 
@@ -31,8 +38,8 @@ _CONFLICT = (
     "them with 'dcgmi profile --pause'"
 )
 
-#: Time, device and values by field number.
-_Reading = tuple[int, int, Mapping[int, float | None]]
+#: Time, device, GPU instance (None: the whole) and values by field number.
+_Reading = tuple[int, int, int | None, Mapping[int, float | None]]
 
 
 class DcgmProbe:
@@ -57,7 +64,7 @@ class DcgmProbe:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.name = "dcgm"
-        self.tables: Sequence[Table] = (GPU_SAMPLE, EVENT)
+        self.tables: Sequence[Table] = (GPU_SAMPLE, GPU_INSTANCE_SAMPLE, EVENT)
         self.period_ns = interval_ns
         self._clock = clock
         self._readings: deque[_Reading] = deque()
@@ -68,7 +75,7 @@ class DcgmProbe:
             self._reader = _DmonReader(tuple(command), tuple(fields), *arguments)
         else:
             self._reader = _ExporterReader(url, uuids, *arguments)
-        self._last: dict[int, Mapping[int, float | None]] = {}
+        self._last: dict[tuple[int, int | None], Mapping[int, float | None]] = {}
         self._xids: dict[int, float] = {}
         self._n_rows = 0
 
@@ -84,20 +91,28 @@ class DcgmProbe:
     def drain(self, now_ns: int) -> Iterable[Batch]:
         """Return what was read since the last call; never waits."""
         rows: list[dict[str, Any]] = []
+        parts: list[dict[str, Any]] = []
         events: list[dict[str, Any]] = []
         while self._readings:
-            time_ns, device, values = self._readings.popleft()
-            is_repeated = self._reader.may_repeat and self._last.get(device) == values
-            self._last[device] = values
-            events.extend(self._xid(time_ns, device, values.get(XID)))
+            time_ns, device, instance, values = self._readings.popleft()
+            is_repeated = self._reader.may_repeat and self._last.get((device, instance)) == values
+            self._last[device, instance] = values
+            if instance is None:
+                events.extend(self._xid(time_ns, device, values.get(XID)))
             columns = columns_of(values)
-            if any(value is not None for value in columns.values()):
-                row = {"time_ns": time_ns, "device": device, "source": "dcgm"}
-                rows.append({**row, "is_repeated": is_repeated, **columns})
+            if not any(value is not None for value in columns.values()):
+                continue
+            row = {"time_ns": time_ns, "device": device, "source": "dcgm", **columns}
+            if instance is None:
+                rows.append({**row, "is_repeated": is_repeated})
+            elif not is_repeated:
+                parts.append({**row, "gpu_instance": instance})
         while self._events:
             time_ns, kind, detail = self._events.popleft()
             events.append({"time_ns": time_ns, "kind": kind, "name": "dcgm", "detail": detail})
         batches = [sample_batch(rows)] if rows else []
+        if parts:
+            batches.append(sample_batch(parts, GPU_INSTANCE_SAMPLE))
         if events:
             columns_of_events = {
                 name: [event.get(name) for event in events] for name in EVENT.column_names
@@ -263,7 +278,7 @@ class _DmonReader(_Reader):
                     continue
                 self.found()
                 n_read += 1
-                self._readings.append((self._clock(), row.index, row.values))
+                self._readings.append((self._clock(), row.index, None, row.values))
                 self.cost_ns = time.thread_time_ns()
         code = child.wait()
         if not self._stop_event.is_set():
@@ -344,4 +359,6 @@ class _ExporterReader(_Reader):
         self.found()
         time_ns = page.start_ns + page.duration_ns // 2
         for device, values in sorted(devices.items()):
-            self._readings.append((time_ns, device, values))
+            self._readings.append((time_ns, device, None, values))
+        for (device, instance), values in sorted(read_instances(parsed, self._uuids).items()):
+            self._readings.append((time_ns, device, instance, values))

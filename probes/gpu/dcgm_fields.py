@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from probes.engine.exposition import Exposition
@@ -230,18 +230,50 @@ def read_exporter(
         uuids: Index of the device by UUID; without it DCGM's own number is taken.
     """
     devices: dict[int, dict[int, float | None]] = {}
+    for device, instance, number, value in _values(page, uuids):
+        if instance is None or not _is_of_instance(number):
+            devices.setdefault(device, {})[number] = value
+    return devices
+
+
+def read_instances(
+    page: Exposition, uuids: Mapping[str, int] | None = None
+) -> dict[tuple[int, int], dict[int, float | None]]:
+    """Return what is of MIG instances alone on a dcgm-exporter page: values by field number, by
+    device and number of the GPU instance.
+
+    Args:
+        page: The parsed page.
+        uuids: As for :func:`read_exporter`.
+    """
+    instances: dict[tuple[int, int], dict[int, float | None]] = {}
+    for device, instance, number, value in _values(page, uuids):
+        if instance is not None and _is_of_instance(number):
+            instances.setdefault((device, instance), {})[number] = value
+    return instances
+
+
+def _values(
+    page: Exposition, uuids: Mapping[str, int] | None
+) -> Iterator[tuple[int, int | None, int, float | None]]:
+    """Device, GPU instance (None: the whole), field number and value of each sample."""
     for series, value in page.samples:
         field = BY_NAME.get(series.name)
         if field is None:
             continue
         labels = series.labels
-        if labels.get("GPU_I_ID") and (field.number >= 1000 or field.number in _OF_INSTANCE):
-            continue
         device = (uuids or {}).get(labels.get("UUID", ""))
         if device is None:
             number = labels.get("gpu", "")
             if not number.isdecimal():
                 continue
             device = int(number)
-        devices.setdefault(device, {})[field.number] = value_of(repr(value))
-    return devices
+        instance = labels.get("GPU_I_ID", "")
+        if instance and not instance.isdecimal():
+            continue
+        yield device, int(instance) if instance else None, field.number, value_of(repr(value))
+
+
+def _is_of_instance(number: int) -> bool:
+    """Whether a field with the label of an instance is of that instance, not of the whole GPU."""
+    return number >= 1000 or number in _OF_INSTANCE

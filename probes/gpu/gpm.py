@@ -30,6 +30,9 @@ METRICS: tuple[tuple[str, int, float], ...] = (
 SWITCH_REQUESTS = tuple(172 + 5 * engine for engine in range(8))
 SWITCH_ACTIVE = tuple(174 + 5 * engine for engine in range(8))
 
+#: Device, and number of its instance; None for the whole.
+_Key = tuple[int, int | None]
+
 _IDS = (*(item[1] for item in METRICS), *SWITCH_REQUESTS, *SWITCH_ACTIVE)
 
 
@@ -44,58 +47,70 @@ class GpmSampler:
     def __init__(self, driver: Driver, handles: dict[int, Any]) -> None:
         self._driver = driver
         self._handles = handles
-        self._supported: dict[int, bool] = {}
-        self._metrics: dict[int, tuple[int, ...]] = {}
-        self._samples: dict[int, tuple[Any, Any]] = {}
-        self._taken_ns: dict[int, int] = {}
+        self._supported: dict[_Key, bool] = {}
+        self._metrics: dict[_Key, tuple[int, ...]] = {}
+        self._samples: dict[_Key, tuple[Any, Any]] = {}
+        self._taken_ns: dict[_Key, int] = {}
 
     def forget(self, device: int) -> None:
         """Start anew with a device, because it was lost."""
-        self._taken_ns.pop(device, None)
+        for key in [key for key in self._taken_ns if key[0] == device]:
+            del self._taken_ns[key]
 
-    def sample(self, device: int) -> dict[str, float | int] | None:
+    def sample(self, device: int, instance: int | None = None) -> dict[str, float | int] | None:
         """Return columns of ``gpu_sample`` over the window since the last call.
 
         None at the first call, and for a device without GPM. ``period_ns`` is the window.
 
+        Args:
+            device: Index of the device.
+            instance: Number of a GPU instance of it (MIG); None for the whole.
+
         Raises:
             DeviceLostError: the device is gone.
         """
-        if not self._is_supported(device):
+        key = (device, instance)
+        if not self._is_supported(key):
             return None
         handle = self._handles[device]
-        older, newer = self._samples[device]
+        older, newer = self._samples[key]
         call = self._driver.call
-        if call("nvmlGpmSampleGet", device, handle, newer) is None:
-            self._taken_ns.pop(device, None)
+        if instance is None:
+            taken = call("nvmlGpmSampleGet", device, handle, newer)
+        else:
+            taken = call(
+                "nvmlGpmMigSampleGet", device, handle, instance, newer, variant=1 + instance
+            )
+        if taken is None:
+            self._taken_ns.pop(key, None)
             return None
         now = time.monotonic_ns()
-        before = self._taken_ns.get(device)
-        self._taken_ns[device] = now
-        self._samples[device] = (newer, older)
+        before = self._taken_ns.get(key)
+        self._taken_ns[key] = now
+        self._samples[key] = (newer, older)
         if before is None:
             return None
-        if device not in self._metrics:
-            self._metrics[device] = tuple(
+        if key not in self._metrics:
+            self._metrics[key] = tuple(
                 item for item in _IDS if self._read(device, older, newer, (item,))
             )
-        values = self._read(device, older, newer, self._metrics[device])
+        values = self._read(device, older, newer, self._metrics[key])
         columns = columns_of(values)
         return {**columns, "period_ns": now - before} if columns else None
 
-    def _is_supported(self, device: int) -> bool:
-        """Whether the device has GPM; allocates its two samples when it has."""
-        known = self._supported.get(device)
+    def _is_supported(self, key: _Key) -> bool:
+        """Whether the device has GPM; allocates two samples when it has."""
+        known = self._supported.get(key)
         if known is not None:
             return known
-        call = self._driver.call
+        call, device = self._driver.call, key[0]
         support = call("nvmlGpmQueryDeviceSupport", device, self._handles[device])
         is_supported = bool(getattr(support, "isSupportedDevice", 0))
         if is_supported:
             samples = (call("nvmlGpmSampleAlloc", device), call("nvmlGpmSampleAlloc", device))
             is_supported = None not in samples
-            self._samples[device] = samples
-        self._supported[device] = is_supported
+            self._samples[key] = samples
+        self._supported[key] = is_supported
         return is_supported
 
     def _read(

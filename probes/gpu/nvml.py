@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.schema import EVENT, GPU_PROCESS, GPU_SAMPLE, Table
+from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_PROCESS, GPU_SAMPLE, Table
 from probes.clocks import ClockReaders, read_anchor
 from probes.gpu.contexts import ContextBoard
 from probes.gpu.events import ALL, driver_event, gpu_name, health_events
@@ -101,7 +101,7 @@ class NvmlProbe:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.name = "nvml"
-        self.tables: Sequence[Table] = (GPU_SAMPLE, GPU_PROCESS, EVENT)
+        self.tables: Sequence[Table] = (GPU_SAMPLE, GPU_INSTANCE_SAMPLE, GPU_PROCESS, EVENT)
         self.period_ns = SECOND_NS // 2
         self._targets = targets
         self._interval_ns = interval_ns
@@ -286,6 +286,12 @@ class NvmlProbe:
             rows.append({"time_ns": time_ns, "device": device, "source": "gpm", **columns})
         if rows:
             batches.append(sample_batch(rows))
+        parts = [
+            {"time_ns": time_ns, "device": device, **row}
+            for time_ns, device, row in all_of("instance_samples")
+        ]
+        if parts:
+            batches.append(sample_batch(parts, GPU_INSTANCE_SAMPLE))
         targets = self._targets.pids() if self._targets is not None else set()
         self._contexts.put_frames(all_of("processes"))
         processes, unseen = process_rows(all_of("processes"), self._namer, targets)

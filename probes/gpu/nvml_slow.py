@@ -53,6 +53,7 @@ class SlowSampler:
         self._since_us: dict[tuple[int, int], int] = {}
         self._counters: dict[tuple[int, int], tuple[int, int]] = {}
         self._health: dict[int, dict[str, int]] = {}
+        self._parts: dict[int, list[tuple[int | None, str | None, Any]]] = {}
 
     def run(
         self,
@@ -89,6 +90,7 @@ class SlowSampler:
     def _forget(self, device: int) -> None:
         """Drop what was read of a device that is gone."""
         self._gpm.forget(device)
+        self._parts.pop(device, None)
         with self._lock:
             self._once.pop(device, None)
             self._settings.pop(device, None)
@@ -100,6 +102,7 @@ class SlowSampler:
         columns = self._gpm.sample(device)
         if columns is not None:
             self._put("gpm", (time.monotonic_ns(), device, columns))
+        self._sample_instances(device)
         call = self._driver.call
         once: dict[str, Any] = {
             "pcie_link_gen": call("nvmlDeviceGetCurrPcieLinkGeneration", device, handle),
@@ -223,31 +226,63 @@ class SlowSampler:
         mig = call("nvmlDeviceGetMigMode", device, handle)
         if isinstance(mig, (tuple, list)) and mig:
             health["mig_mode"] = int(mig[0])
-            if health["mig_mode"]:
-                self._put("instances", (device, self._instances(device, handle)))
+            self._parts[device] = self._find_parts(device, handle) if health["mig_mode"] else []
+            if self._parts[device]:
+                self._put("instances", (device, self._describe_instances(device)))
         before = self._health.get(device)
         self._health[device] = health
         if health != before:
             self._put("health", (time.monotonic_ns(), device, health, before))
 
-    def _instances(self, device: int, handle: Any) -> list[dict[str, Any]]:
-        """MIG instances of a GPU: the driver tells utilisation of none, but memory of each."""
+    def _find_parts(self, device: int, handle: Any) -> list[tuple[int | None, str | None, Any]]:
+        """MIG instances of a GPU: number, UUID and handle of each."""
         call = self._driver.call
-        instances = []
+        parts = []
         for index in range(call("nvmlDeviceGetMaxMigDeviceCount", device, handle) or 0):
             part = call("nvmlDeviceGetMigDeviceHandleByIndex", device, handle, index)
             if part is None:
                 continue
-            memory = call("nvmlDeviceGetMemoryInfo", device, part, variant=1)
-            instances.append(
+            number = call("nvmlDeviceGetGpuInstanceId", device, part)
+            uuid = text(call("nvmlDeviceGetUUID", device, part))
+            parts.append((number if isinstance(number, int) else None, uuid, part))
+        return parts
+
+    def _memory_of(self, device: int, part: Any) -> tuple[int | None, int | None]:
+        """Used and whole memory of a MIG instance."""
+        memory = self._driver.call("nvmlDeviceGetMemoryInfo", device, part, variant=1)
+        return (None, None) if memory is None else (int(memory.used), int(memory.total))
+
+    def _describe_instances(self, device: int) -> list[dict[str, Any]]:
+        """What the manifest says of the MIG instances of a GPU."""
+        described = []
+        for instance, uuid, part in self._parts[device]:
+            used, total = self._memory_of(device, part)
+            described.append(
                 {
-                    "uuid": text(call("nvmlDeviceGetUUID", device, part)),
-                    "gpu_instance": call("nvmlDeviceGetGpuInstanceId", device, part),
-                    "memory_bytes": int(memory.total) if memory is not None else None,
-                    "memory_used_bytes": int(memory.used) if memory is not None else None,
+                    "uuid": uuid,
+                    "gpu_instance": instance,
+                    "memory_bytes": total,
+                    "memory_used_bytes": used,
                 }
             )
-        return instances
+        return described
+
+    def _sample_instances(self, device: int) -> None:
+        """A row for each MIG instance: its memory, and its activity where there is GPM.
+
+        The driver tells utilisation of none.
+        """
+        measured = set()
+        for instance, uuid, part in self._parts.get(device, ()):
+            used, total = self._memory_of(device, part)
+            columns: dict[str, Any] = {"memory_used_bytes": used, "memory_total_bytes": total}
+            # Several compute instances share the counters of one GPU instance.
+            if instance is not None and instance not in measured:
+                measured.add(instance)
+                columns.update(self._gpm.sample(device, instance) or {})
+            source = "gpm" if "period_ns" in columns else "nvml"
+            row = {"gpu_instance": instance, "instance_uuid": uuid, "source": source, **columns}
+            self._put("instance_samples", (time.monotonic_ns(), device, row))
 
     def _read_topology(self) -> None:
         """How near the GPUs are to each other: NVML's level by pair, and links of each."""

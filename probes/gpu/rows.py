@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.schema import GPU_PROCESS, GPU_SAMPLE
+from analysis.schema import GPU_PROCESS, GPU_SAMPLE, Table
 from probes.gpu.nvml_child import FAST_COLUMNS
 from probes.host import proc
+from probes.host.containers import ContainerNames
 from probes.probe import Batch, make_batch
 
 #: Maps a wall-clock time in ns to CLOCK_MONOTONIC and the error bound of that, both in ns.
 ToMonotonic = Callable[[int], tuple[int, int]]
 #: Columns whose values may be larger than a 32-bit number.
 _WIDE = {"energy_mj", "memory_used_bytes", "memory_total_bytes", "clock_reasons"}
-_UNCHECKED = {"time_ns", "sample_ns", "period_ns", "query_ns", "source", "device", "is_repeated"}
+_UNCHECKED = {
+    *("time_ns", "sample_ns", "period_ns", "query_ns", "source", "device", "is_repeated"),
+    *("gpu_instance", "instance_uuid"),
+}
 #: Shares of a process up to here are rounding and are cut to 100; beyond are blanks or garbage.
 _MOST_SHARE = 200
 _MANY_PROCESSES = 4096
@@ -31,12 +35,10 @@ def clean(column: str, value: Any) -> Any:
     return value if 0 <= value < most else None
 
 
-def sample_batch(rows: Sequence[Mapping[str, Any]]) -> Batch:
-    """Return a batch of ``gpu_sample`` from rows of its columns."""
-    columns = {
-        name: [clean(name, row.get(name)) for row in rows] for name in GPU_SAMPLE.column_names
-    }
-    return make_batch(GPU_SAMPLE, columns)
+def sample_batch(rows: Sequence[Mapping[str, Any]], table: Table = GPU_SAMPLE) -> Batch:
+    """Return a batch of ``gpu_sample``, or of the table of instances, from rows of its columns."""
+    columns = {name: [clean(name, row.get(name)) for row in rows] for name in table.column_names}
+    return make_batch(table, columns)
 
 
 def fast_rows(items: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -86,22 +88,25 @@ class ProcessNamer:
 
     def __init__(self, root: Path = proc.PROC) -> None:
         self._root = root
-        self._containers: dict[int, tuple[str, str | None]] = {}
+        self._cgroups: dict[int, tuple[str, dict[str, str]]] = {}
+        self._names = ContainerNames()
 
     def name(self, pid: int) -> str | None:
         """Return the name of a process; None when there is no such process here."""
         data = proc.read_bytes(f"{self._root}/{pid}/comm", 64)
         return None if data is None else data.decode("utf-8", "replace").rstrip("\n")
 
-    def container(self, pid: int, name: str) -> str | None:
-        """Return the container of a process, remembered while its name stays the same."""
-        known = self._containers.get(pid)
+    def container(self, pid: int, name: str) -> tuple[str | None, str | None]:
+        """Return id and name of the container of a process, whose cgroups are remembered while the
+        process's name stays the same.
+        """
+        known = self._cgroups.get(pid)
         if known is None or known[0] != name:
-            if len(self._containers) > _MANY_PROCESSES:
-                self._containers.clear()
-            known = (name, proc.container_id(proc.read_cgroups(pid, self._root)))
-            self._containers[pid] = known
-        return known[1]
+            if len(self._cgroups) > _MANY_PROCESSES:
+                self._cgroups.clear()
+            known = (name, proc.read_cgroups(pid, self._root))
+            self._cgroups[pid] = known
+        return proc.container_id(known[1]), self._names.name(known[1])
 
 
 def process_rows(
@@ -130,6 +135,7 @@ def process_rows(
                     unseen.add(pid)
                 continue
             _, sm_share, memory_share = shares.get(pid, (0, None, None))
+            container, container_name = namer.container(pid, name)
             rows.append(
                 {
                     "time_ns": time_ns,
@@ -140,7 +146,8 @@ def process_rows(
                     "sm_util_pct": _share(sm_share),
                     "memory_util_pct": _share(memory_share),
                     "name": name,
-                    "container": namer.container(pid, name),
+                    "container": container,
+                    "container_name": container_name,
                     "is_target": pid in targets,
                 }
             )

@@ -63,25 +63,36 @@ def _unescape(path: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
 
 
+def cgroups_of(
+    pids: set[int], root: Path = PROC, read: ReadFile = read_bytes
+) -> set[tuple[str, str]]:
+    """Return the cgroups that some processes are in: controller (empty for version 2) and path.
+
+    Args:
+        pids: The processes.
+        root: Where /proc is.
+        read: Reads a file.
+    """
+    found: set[tuple[str, str]] = set()
+    for data in {read(f"{root}/{pid}/cgroup") for pid in pids}:
+        found.update(parse_cgroups(data or b"").items())
+    return found
+
+
 def sample_cgroups(
-    pids: set[int],
+    wanted: set[tuple[str, str]],
     mounts: list[CgroupMount],
-    root: Path = PROC,
     read: ReadFile = read_bytes,
     with_memory_stat: bool = True,
 ) -> dict[str, dict[str, int]]:
     """Return the columns of ``host_sample`` by path of cgroup.
 
     Args:
-        pids: Processes whose cgroups are looked at.
+        wanted: From :func:`cgroups_of`; their ancestors are looked at too.
         mounts: From :func:`find_mounts`.
-        root: Where /proc is.
         read: Reads a file.
         with_memory_stat: Also faults and swap, which the kernel adds up over all CPUs to tell.
     """
-    wanted: set[tuple[str, str]] = set()
-    for data in {read(f"{root}/{pid}/cgroup") for pid in pids}:
-        wanted.update(parse_cgroups(data or b"").items())
     files = _Files(read, with_memory_stat)
     rows: dict[str, dict[str, int]] = {}
     for controller, path in sorted(wanted):

@@ -11,7 +11,8 @@ from typing import Any
 from analysis.schema import HOST_SAMPLE
 from probes.host import proc
 from probes.host.buffer import SECOND_NS, BeatProbe
-from probes.host.cgroup import find_mounts, sample_cgroups
+from probes.host.cgroup import cgroups_of, find_mounts, sample_cgroups
+from probes.host.cpus import SYS, IdleStates
 from probes.host.held import ReadFile
 from probes.host.pressure import read_pressure
 from probes.host.process import PidSource
@@ -22,6 +23,8 @@ _MEMORY = re.compile(rb"^(MemAvailable|MemTotal|SwapTotal|SwapFree): *(\d+)", re
 _VIRTUAL = re.compile(rb"^(pswpin|pswpout|pgmajfault) (\d+)$", re.MULTILINE)
 #: How often what is slow to tell is read: counts of pages, and what a cgroup adds up over CPUs.
 _SLOW_NS = 9 * SECOND_NS // 10
+#: How often the idle states are read: one file per CPU and state.
+_IDLE_NS = 10 * SECOND_NS
 #: How often the mounts of cgroups are looked up again.
 _MOUNTS_NS = 60 * SECOND_NS
 
@@ -33,6 +36,7 @@ class HostProbe(BeatProbe):
         targets: Tells the processes.
         root: Where /proc is.
         filesystem: What goes before the mount points of cgroups.
+        system: Where /sys is.
         interval_ns: Time between two samples.
         hold_ns: Longest time that rows are kept back, to hand them over in bulk.
         clock: CLOCK_MONOTONIC in ns.
@@ -43,6 +47,7 @@ class HostProbe(BeatProbe):
         targets: PidSource,
         root: Path = proc.PROC,
         filesystem: str = "",
+        system: Path = SYS,
         interval_ns: int = SECOND_NS,
         hold_ns: int = SECOND_NS,
         clock: Callable[[], int] = time.monotonic_ns,
@@ -54,6 +59,10 @@ class HostProbe(BeatProbe):
         self._mounts = find_mounts(root, filesystem)
         self._mounts_due_ns = 0
         self._second_ns: int | None = None
+        self._idle_states = IdleStates(system)
+        self._idle_due_ns = 0
+        self._pids: set[int] = set()
+        self._cgroups: set[tuple[str, str]] = set()
 
     def sample(self, now_ns: int) -> list[dict[str, Any]]:
         """Return a row for the host, and one for each cgroup that limits the targets."""
@@ -66,8 +75,14 @@ class HostProbe(BeatProbe):
             self._second_ns = time_ns
             self._files.sweep()
         read = self._files.read
-        groups = sample_cgroups(self._targets.pids(), self._mounts, self._root, read, is_slow)
+        pids = self._targets.pids()
+        if is_slow or pids != self._pids:
+            self._pids, self._cgroups = pids, cgroups_of(pids, self._root, read)
+        groups = sample_cgroups(self._cgroups, self._mounts, read, is_slow)
         host = read_host(self._root, read, is_slow)
+        if time_ns >= self._idle_due_ns:
+            self._idle_due_ns = time_ns + _IDLE_NS
+            host.update(self._idle_states.sample())
         scopes: dict[str, Mapping[str, Any]] = {"host": host, **groups}
         return [{"time_ns": time_ns, "scope": name, **row} for name, row in scopes.items()]
 
@@ -80,7 +95,8 @@ def read_host(
     Args:
         root: Where /proc is.
         read: Reads a file.
-        with_slow: Also what is slow to tell (pages swapped, faults) or changes slowly (load).
+        with_slow: Also what is slow to tell (pages swapped, faults) or changes slowly (load,
+            memory).
     """
     columns: dict[str, int | float] = {}
     columns.update(_cpu(read(f"{root}/stat") or b""))
@@ -91,7 +107,7 @@ def read_host(
         except (ValueError, IndexError):
             columns.pop("load1", None)
     columns.update(read_pressure(f"{root}/pressure", read=read))
-    memory = _numbers(_MEMORY, read(f"{root}/meminfo"))
+    memory = _numbers(_MEMORY, read(f"{root}/meminfo") if with_slow else None)
     for name, column in (
         (b"MemAvailable", "memory_available_bytes"),
         (b"MemTotal", "memory_total_bytes"),

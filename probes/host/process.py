@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from analysis.schema import PROCESS_SAMPLE
 from probes.host import proc
 from probes.host.buffer import SECOND_NS, BeatProbe
+from probes.host.containers import ContainerNames
+from probes.host.cpus import SYS, numa_nodes, parse_list
 
 #: Lines of ``status`` that are kept.
 _KEPT = (b"VmRSS", b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap", b"Cpus_allowed_list")
@@ -32,6 +34,8 @@ class ProcessProbe(BeatProbe):
     Args:
         targets: Tells the processes.
         root: Where /proc is.
+        system: Where /sys is.
+        filesystem: Root of the node's files, where containers are named.
         interval_ns: Time between two samples; what costs the most is read once a second at most.
         hold_ns: Longest time that rows are kept back, to hand them over in bulk.
         clock: CLOCK_MONOTONIC in ns.
@@ -41,6 +45,8 @@ class ProcessProbe(BeatProbe):
         self,
         targets: PidSource,
         root: Path = proc.PROC,
+        system: Path = SYS,
+        filesystem: Path = Path("/"),
         interval_ns: int = SECOND_NS,
         hold_ns: int = SECOND_NS,
         clock: Callable[[], int] = time.monotonic_ns,
@@ -48,27 +54,29 @@ class ProcessProbe(BeatProbe):
         super().__init__("process", PROCESS_SAMPLE, interval_ns, hold_ns, clock)
         self._targets = targets
         self._root = root
-        self._containers: dict[tuple[int, int], str | None] = {}
+        self._cgroups: dict[tuple[int, int], dict[str, str]] = {}
+        self._names = ContainerNames(filesystem, clock)
+        self._nodes = numa_nodes(system)
         self._slow_ns: int | None = None
 
     def sample(self, now_ns: int) -> list[dict[str, Any]]:
         """Return a row for each target process."""
         rows = []
-        containers: dict[tuple[int, int], str | None] = {}
+        cgroups: dict[tuple[int, int], dict[str, str]] = {}
         is_slow = self._slow_ns is None or now_ns - self._slow_ns >= _SLOW_NS
         if is_slow:
             self._slow_ns = now_ns
         for pid in sorted(self._targets.pids()):
-            row = self._read(pid, containers, is_slow)
+            row = self._read(pid, cgroups, is_slow)
             if row is not None:
                 rows.append(row)
-        self._containers = containers
+        self._cgroups = cgroups
         if is_slow:
             self._files.sweep()
         return rows
 
     def _read(
-        self, pid: int, containers: dict[tuple[int, int], str | None], is_slow: bool
+        self, pid: int, known: dict[tuple[int, int], dict[str, str]], is_slow: bool
     ) -> dict[str, Any] | None:
         """Columns of one process; None when it has ended."""
         time_ns = self._clock()
@@ -81,10 +89,10 @@ class ProcessProbe(BeatProbe):
         if slow is None:
             return None
         key = (pid, stat.start_ticks)
-        container = self._containers.get(key)
-        if key not in self._containers:
-            container = proc.container_id(proc.read_cgroups(pid, self._root))
-        containers[key] = container
+        cgroups = self._cgroups.get(key)
+        if cgroups is None:
+            cgroups = proc.read_cgroups(pid, self._root)
+        known[key] = cgroups
         return {
             "time_ns": time_ns,
             "pid": pid,
@@ -94,7 +102,9 @@ class ProcessProbe(BeatProbe):
             "n_threads": stat.n_threads,
             "n_minor_faults": stat.n_minor_faults,
             "n_major_faults": stat.n_major_faults,
-            "container": container,
+            "numa_node": None if stat.last_cpu is None else self._nodes.get(stat.last_cpu),
+            "container": proc.container_id(cgroups),
+            "container_name": self._names.name(cgroups),
             **slow,
         }
 
@@ -115,23 +125,9 @@ class ProcessProbe(BeatProbe):
             "n_fds": _n_fds(pid, self._root),
             "read_bytes": read_bytes,
             "write_bytes": write_bytes,
-            "n_cpus_allowed": count_list(cpus),
+            "n_cpus_allowed": len(parse_list(cpus)) or None,
             "cpus_allowed": cpus,
         }
-
-
-def count_list(text: str | None) -> int | None:
-    """Return how many numbers a kernel list such as ``0-3,8`` holds; None when it is none."""
-    if not text:
-        return None
-    total = 0
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            total += int(last or first) - int(first) + 1
-    except ValueError:
-        return None
-    return total
 
 
 def _resident(data: bytes | None) -> dict[str, Any] | None:

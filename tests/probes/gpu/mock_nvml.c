@@ -221,11 +221,17 @@ struct support { uint32_t version, is_supported; };
 
 ENTRY nvmlGpmQueryDeviceSupport(void *h, struct support *support) {
     CHECK(index_of(h));
-    support->is_supported = index_of(h) == 0; /* only the first GPU has GPM */
+    support->is_supported = index_of(h) == 0 || getenv("MOCK_MIG_GPM"); /* else the first alone */
     return 0;
 }
 ENTRY nvmlGpmSampleAlloc(void **sample) { *sample = malloc(8); return 0; }
 ENTRY nvmlGpmSampleGet(void *h, uint64_t *sample) { CHECK(index_of(h)); *sample = now_us(); return 0; }
+ENTRY nvmlGpmMigSampleGet(void *h, unsigned instance, uint64_t *sample) {
+    CHECK(index_of(h));
+    if (instance != 9) return 2;
+    *sample = now_us();
+    return 0;
+}
 ENTRY nvmlGpmMetricsGet(struct metrics *request) {
     CHECK(0);
     if (*(uint64_t *)request->sample1 >= *(uint64_t *)request->sample2) return 2;

@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-from analysis.schema import EVENT, GPU_SAMPLE
+from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_SAMPLE
 from probes.engine.exposition import parse_exposition
 from probes.gpu import dcgm
 from probes.gpu.dcgm import DcgmProbe
-from probes.gpu.dcgm_fields import BY_NUMBER, DmonParser, columns_of, read_exporter, value_of
+from probes.gpu.dcgm_fields import (
+    BY_NUMBER,
+    DmonParser,
+    columns_of,
+    read_exporter,
+    read_instances,
+    value_of,
+)
 from probes.probe import ProbeError
 from tests.probes.engine.serving import page, raw, serving
 
@@ -176,13 +183,18 @@ class Recording:
     def __init__(self, probe: DcgmProbe) -> None:
         self.probe = probe
         self.samples: list[Row] = []
+        self.instances: list[Row] = []
         self.events: list[Row] = []
 
     def drain(self) -> None:
         for batch in self.probe.drain(time.monotonic_ns()):
             assert batch.rows.schema.equals(batch.table.arrow_schema())
-            place = {GPU_SAMPLE: self.samples, EVENT: self.events}[batch.table]
-            place.extend(batch.rows.to_pylist())
+            place = {
+                GPU_SAMPLE: self.samples,
+                GPU_INSTANCE_SAMPLE: self.instances,
+                EVENT: self.events,
+            }
+            place[batch.table].extend(batch.rows.to_pylist())
 
     def until(self, condition: Callable[[], bool]) -> bool:
         end = time.monotonic() + 10
@@ -284,6 +296,24 @@ def test_repeated_samples_of_an_exporter_are_marked(shared_data: Path) -> None:
     changed = next(row for row in first if row["power_mw"] == 29_500)
     assert changed["is_repeated"] is False
     assert not rec.events
+
+
+def test_instances_of_an_exporter_are_rows_of_their_own(shared_data: Path) -> None:
+    name = "metrics/dcgm/dcgm-exporter_a100_mig_active1g.prom"
+    text = (shared_data / name).read_text() + "\n"
+    [(key, values)] = read_instances(parse_exposition(text)).items()
+    assert key == (0, 9)
+    assert columns_of(values)["memory_used_bytes"] == 4384 << 20
+    with serving(page(text)) as server:
+        probe = DcgmProbe(server.url, interval_ns=20_000_000)
+        rec = Recording(probe)
+        probe.start()
+        assert rec.until(lambda: len(rec.samples) > 3)
+        list(probe.stop())
+    [part] = rec.instances
+    assert (part["device"], part["gpu_instance"], part["source"]) == (0, 9, "dcgm")
+    assert part["memory_used_bytes"] == 4384 << 20
+    assert all(row["memory_used_bytes"] is None for row in rec.samples)
 
 
 def test_an_exporter_that_fails_is_one_event_and_a_gap(shared_data: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis.manifest import Gpu
-from analysis.schema import EVENT, GPU_PROCESS, GPU_SAMPLE
+from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_PROCESS, GPU_SAMPLE
 from probes.gpu import nvml
 from probes.gpu.nvml import NvmlProbe, inventory
 from probes.probe import Batch, ProbeError
@@ -32,6 +32,7 @@ class Recording:
     def __init__(self, probe: NvmlProbe) -> None:
         self.probe = probe
         self.samples: list[Row] = []
+        self.instances: list[Row] = []
         self.processes: list[Row] = []
         self.events: list[Row] = []
 
@@ -43,7 +44,12 @@ class Recording:
     def add(self, batches: list[Batch]) -> None:
         for batch in batches:
             assert batch.rows.schema.equals(batch.table.arrow_schema())
-            place = {GPU_SAMPLE: self.samples, GPU_PROCESS: self.processes, EVENT: self.events}
+            place = {
+                GPU_SAMPLE: self.samples,
+                GPU_INSTANCE_SAMPLE: self.instances,
+                GPU_PROCESS: self.processes,
+                EVENT: self.events,
+            }
             place[batch.table].extend(batch.rows.to_pylist())
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> bool:
@@ -105,7 +111,7 @@ def test_what_is_sampled(mock_nvml: Path, faults: Faults) -> None:
     assert times == sorted(times)
     assert len(set(times)) == len(times)
     report = rec.probe.report()
-    assert report.n_rows == len(rec.samples) + len(rec.processes)
+    assert report.n_rows == len(rec.samples) + len(rec.instances) + len(rec.processes)
     assert report.cost_ns and report.cost_ns > 0
     assert report.details and report.details["driver_version"] == "590.48.01"
 
@@ -302,6 +308,45 @@ def test_topology_and_instances_are_told(mock_nvml: Path, faults: Faults) -> Non
     [instance] = details["mig_instances"]["1"]
     assert instance["gpu_instance"] == 9
     assert instance["memory_used_bytes"] == 20 << 30
+
+
+@pytest.mark.parametrize("has_gpm", [False, True])
+def test_instances_of_a_gpu_are_sampled_apart_from_it(
+    mock_nvml: Path, faults: Faults, has_gpm: bool
+) -> None:
+    env = {"MOCK_MIG_GPM": "1"} if has_gpm else {}
+    with recording(mock_nvml, faults(), env=env) as rec:
+        assert rec.until(lambda: len(rec.instances) > 4)
+        faults("* 1 15")
+        assert rec.until(lambda: bool(rec.events))
+        rec.instances.clear()
+        n_other = len(rec.of(0))
+        assert rec.until(lambda: len(rec.of(0)) > n_other + 10)
+        assert rec.instances == []
+        faults()
+        assert rec.until(lambda: len(rec.of(1)) > 0)
+    rows = [row for row in rec.of(1) if row["sm_active_pct"] is not None]
+    assert rows == []
+
+
+def test_what_an_instance_tells(mock_nvml: Path, faults: Faults) -> None:
+    for env in ({}, {"MOCK_MIG_GPM": "1"}):
+        with recording(mock_nvml, faults(), env=env) as rec:
+            assert rec.until(lambda rec=rec: len(rec.instances) > 4)
+        row = rec.instances[-1]
+        expected = {
+            "device": 1,
+            "gpu_instance": 9,
+            "instance_uuid": "GPU-mock-1",
+            "memory_used_bytes": 20 << 30,
+            "memory_total_bytes": 80 << 30,
+            "source": "gpm" if env else "nvml",
+            "sm_active_pct": 87.5 if env else None,
+            "sm_occupancy_pct": 31.0 if env else None,
+            "dram_active_pct": None,
+        }
+        assert {name: row[name] for name in expected} == expected
+        assert (row["period_ns"] is not None) is bool(env)
 
 
 def test_inventory_fits_the_manifest(mock_nvml: Path, faults: Faults) -> None:

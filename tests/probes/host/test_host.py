@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from analysis.schema import HOST_SAMPLE
-from probes.host.cgroup import CgroupMount, find_mounts, sample_cgroups
+from probes.host.cgroup import CgroupMount, cgroups_of, find_mounts, sample_cgroups
 from probes.host.host import HostProbe, read_host
 from probes.host.pressure import parse_pressure, read_pressure
 
@@ -90,7 +90,7 @@ def test_version_1_with_nested_quota(tmp_path: Path) -> None:
         memory__limit_in_bytes="9223372036854771712\n",
         memory__stat="total_swap 5\ntotal_pgmajfault 6\n",
     )
-    rows = sample_cgroups({7, 8}, find_mounts(proc, str(system)), proc)
+    rows = sample_cgroups(cgroups_of({7, 8}, proc), find_mounts(proc, str(system)))
     throttled = {"n_cpu_periods": 10, "n_cpu_throttled": 4, "cpu_throttled_ns": 123_456_789}
     assert rows == {
         "/kube/pod/c": {
@@ -122,7 +122,7 @@ def test_version_2_with_nested_quota(tmp_path: Path) -> None:
         memory__swap__current="12\n",
         cpu__pressure=PRESSURE,
     )
-    rows = sample_cgroups({7}, find_mounts(proc, str(system)), proc)
+    rows = sample_cgroups(cgroups_of({7}, proc), find_mounts(proc, str(system)))
     assert rows == {
         "/a.slice/b.scope": {
             "memory_used_bytes": 4096,

@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from analysis.schema import PROCESS_SAMPLE
-from probes.host.process import ProcessProbe, count_list
+from probes.host.process import ProcessProbe
 
 
 class Targets:
@@ -100,8 +99,22 @@ def test_missing_files_are_null(tmp_path: Path) -> None:
         assert row[name] is None, name
 
 
-@pytest.mark.parametrize(
-    ("text", "n"), [("0", 1), ("0-3,8", 5), ("0-63,128-191", 128), ("", None), ("a-b", None)]
-)
-def test_count_list(text: str, n: int | None) -> None:
-    assert count_list(text) == n
+def test_where_it_ran_and_what_its_container_is_called(tmp_path: Path) -> None:
+    container = "ab" * 32
+    proc, system, node = tmp_path / "proc", tmp_path / "sys", tmp_path / "node"
+    (proc / "7").mkdir(parents=True)
+    stat = "7 (x) S 1 7 7 0 -1 0 " + " ".join(["0"] * 29) + " 5 0 0 0 0 0\n"
+    (proc / "7/stat").write_text(stat)
+    (proc / "7/status").write_text("Name:\tx\nCpus_allowed_list:\t0-7\n")
+    (proc / "7/cgroup").write_text(f"0::/kubepods/pod1/{container}\n")
+    for number, cpus in ((0, "0-3"), (1, "4-7")):
+        folder = system / f"devices/system/node/node{number}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{cpus}\n")
+    logs = node / "var/log/containers"
+    logs.mkdir(parents=True)
+    (logs / f"llm-0_serving_vllm-{container}.log").write_text("")
+    probe = ProcessProbe(Targets(7), root=proc, system=system, filesystem=node)
+    [row] = rows_of(probe, 0)
+    assert (row["numa_node"], row["n_cpus_allowed"]) == (1, 8)
+    assert (row["container"], row["container_name"]) == (container, "serving/llm-0/vllm")
