@@ -399,6 +399,7 @@ GPU_ACTIVITY = Table(
         _DURATION,
         _DEVICE,
         _int("pid", "Process that submitted it.", True),
+        _int("tid", "Thread of the call that submitted it, where the source tells it.", True),
         _STREAM,
         _text("kind", "kernel, copy, set or graph."),
         _text("name", "Kernel name (demangled where possible) or kind of copy.", True),
@@ -412,6 +413,12 @@ GPU_ACTIVITY = Table(
             None,
             True,
         ),
+        _time(
+            "call_start_ns",
+            "Entry of the call that submitted it, where the source tells it.",
+            nullable=True,
+        ),
+        _time("call_duration_ns", "Length of that call, likewise.", nullable=True),
         _int("grid_x", "Blocks in x.", True),
         _int("grid_y", "Blocks in y.", True),
         _int("grid_z", "Blocks in z.", True),
@@ -423,7 +430,7 @@ GPU_ACTIVITY = Table(
         _RANK,
     ),
     "start_ns",
-    command="tracer import TRACE (PyTorch profiler or Nsight Systems)",
+    command="tracer record --cupti -- COMMAND, or tracer import TRACE",
 )
 
 ANNOTATION = Table(
@@ -436,7 +443,8 @@ ANNOTATION = Table(
         _int("tid", "Thread.", True),
         _text(
             "category",
-            "step, user, operator, python, os, overhead, counter or stack (innermost frame first).",
+            "step, user, operator, python, os, overhead, sync, counter or stack (innermost frame "
+            "first).",
         ),
         _text("name", "Text of the range (prompts are never kept)."),
         _RANK,
@@ -656,6 +664,7 @@ EVENT = Table(
         _TIME,
         _text(
             "kind",
+            "device_times (complete for this process over this length), "
             "fork, exec, exit, library, xid, gc, mark, source_lost, source_recovered, suspend, "
             "clock_step, coverage or other.",
         ),
