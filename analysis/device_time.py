@@ -15,7 +15,7 @@ time):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,7 @@ class Activities:
         size_bytes: Bytes of copies, 0 elsewhere.
         copy_kind: h2d, d2h, ... or empty.
         is_pageable: Copies whose host side is pageable.
+        covered: ``(m, 2)`` disjoint intervals in which every activity is there, None for always.
     """
 
     device: int
@@ -67,6 +68,7 @@ class Activities:
     size_bytes: Ints
     copy_kind: npt.NDArray[np.object_]
     is_pageable: Flags
+    covered: Ints | None = None
 
     @property
     def start_ns(self) -> int:
@@ -91,13 +93,20 @@ class Activities:
         return flags
 
 
-def by_device(activity: pa.Table, calls: pa.Table | None) -> list[Activities]:
+def by_device(
+    activity: pa.Table,
+    calls: pa.Table | None,
+    covered: Callable[[int], Ints] | None = None,
+) -> list[Activities]:
     """Return the activities of each (rank, device), joined with the calls that submitted them.
 
     Args:
         activity: Rows of ``gpu_activity``.
         calls: Rows of ``cuda_call``, or None. Joined by correlation id within rank and process;
             where several calls share an id (the driver's inside the runtime's), the outermost.
+            Calls without an id are joined by the thread and time that the activity tells.
+        covered: Returns for a device the disjoint intervals in ns in which every activity is
+            there; None for always.
     """
     if activity.num_rows == 0:
         return []
@@ -137,6 +146,7 @@ def by_device(activity: pa.Table, calls: pa.Table | None) -> list[Activities]:
                 size_bytes=size[rows],
                 copy_kind=copy_kind[rows],
                 is_pageable=is_pageable[rows],
+                covered=None if covered is None else covered(d),
             )
         )
     return result
@@ -154,13 +164,65 @@ def _flags(table: pa.Table, column: str) -> Flags:
 
 def _submitting_calls(activity: pa.Table, calls: pa.Table | None) -> tuple[Ints, Ints, Ints]:
     """Entry, return and thread of the call that submitted each activity."""
-    n = activity.num_rows
-    missing = np.full(n, NO_CALL)
+    start, end, tid = _told_calls(activity)
     if calls is None or calls.num_rows == 0:
-        return missing, missing.copy(), np.full(n, -1, dtype=np.int64)
-    calls = calls.filter(pc.is_valid(calls.column("correlation_id")))
+        return start, end, tid
+    has_id = calls.column("correlation_id").is_valid()
+    start, end = _enclosing(activity, calls.filter(pc.invert(has_id)), start, end, tid)
+    found_start, found_end, found_tid = _correlated(activity, calls.filter(has_id))
+    is_found = found_start != NO_CALL
+    return (
+        np.where(is_found, found_start, start),
+        np.where(is_found, found_end, end),
+        np.where(is_found, found_tid, tid),
+    )
+
+
+def _told_calls(activity: pa.Table) -> tuple[Ints, Ints, Ints]:
+    """Entry, return and thread of the call of each activity, as its source tells them."""
+    n = activity.num_rows
+    if not {"tid", "call_start_ns", "call_duration_ns"} <= set(activity.column_names):
+        return np.full(n, NO_CALL), np.full(n, NO_CALL), np.full(n, -1, dtype=np.int64)
+    start = _ints(activity, "call_start_ns", int(NO_CALL))
+    end = np.where(start == NO_CALL, NO_CALL, start + _ints(activity, "call_duration_ns"))
+    return start, end, np.where(start == NO_CALL, -1, _ints(activity, "tid", -1))
+
+
+def _enclosing(
+    activity: pa.Table, calls: pa.Table, start: Ints, end: Ints, tid: Ints
+) -> tuple[Ints, Ints]:
+    """Entry and return of the outermost call around the one that each activity tells.
+
+    The source stamps a call inside of the library; a probe at its first instruction saw it begin
+    earlier and return later.
+    """
+    calls = calls.filter(pc.and_(pc.equal(calls["depth"], 0), calls["duration_ns"].is_valid()))
     if calls.num_rows == 0:
-        return missing, missing.copy(), np.full(n, -1, dtype=np.int64)
+        return start, end
+    begin, length = _ints(calls, "start_ns"), _ints(calls, "duration_ns")
+    columns = (_ints(calls, "pid", -1), _ints(calls, "tid", -1))
+    pid = _ints(activity, "pid", -1)
+    result_start, result_end = start.copy(), end.copy()
+    threads = np.unique(np.stack((pid, tid), axis=1)[start != NO_CALL], axis=0)
+    for process, thread in threads.tolist():
+        rows = np.flatnonzero((columns[0] == process) & (columns[1] == thread))
+        mine = np.flatnonzero((pid == process) & (tid == thread) & (start != NO_CALL))
+        if len(rows) == 0:
+            continue
+        rows = rows[np.argsort(begin[rows], kind="stable")]
+        at = np.searchsorted(begin[rows], start[mine], side="right") - 1
+        row = rows[np.maximum(at, 0)]
+        is_around = (at >= 0) & (begin[row] + length[row] >= start[mine])
+        result_start[mine[is_around]] = begin[row[is_around]]
+        result_end[mine[is_around]] = (begin + length)[row[is_around]]
+    return result_start, result_end
+
+
+def _correlated(activity: pa.Table, calls: pa.Table) -> tuple[Ints, Ints, Ints]:
+    """Entry, return and thread of the outermost call with each activity's correlation id."""
+    n = activity.num_rows
+    if calls.num_rows == 0:
+        return np.full(n, NO_CALL), np.full(n, NO_CALL), np.full(n, -1, dtype=np.int64)
     key, wanted = _keys(calls, activity)
     start, duration = _ints(calls, "start_ns"), _ints(calls, "duration_ns")
     order = np.lexsort((-duration, start, key))
@@ -207,14 +269,19 @@ class Usage:
 
 
 def usage(activities: Activities) -> Usage:
-    """Return how long the device ran what, in ns, between its first and last activity."""
+    """Return how long the device ran what, in ns, between its first and last activity, as far as
+    all activities are there.
+    """
+    whole = intervals.make([activities.start_ns], [activities.end_ns])
+    if activities.covered is not None:
+        whole = intervals.intersect(whole, activities.covered)
     spans = activities.spans
-    compute = intervals.union(spans[activities.is_compute])
-    copies = intervals.union(spans[activities.is_copy])
-    collectives = intervals.union(spans[activities.is_collective])
+    compute = intervals.intersect(spans[activities.is_compute], whole)
+    copies = intervals.intersect(spans[activities.is_copy], whole)
+    collectives = intervals.intersect(spans[activities.is_collective], whole)
     return Usage(
-        span_ns=activities.end_ns - activities.start_ns,
-        busy_ns=intervals.total(spans),
+        span_ns=intervals.total(whole),
+        busy_ns=intervals.overlap(spans, whole),
         compute_ns=intervals.total(compute),
         copy_ns=intervals.total(copies),
         collective_ns=intervals.total(collectives),
@@ -250,6 +317,9 @@ def gaps(activities: Activities) -> Gaps:
     """Return the gaps of the device between its first and last activity."""
     busy = intervals.union(activities.spans)
     spans = intervals.make(busy[:-1, 1], busy[1:, 0])
+    if activities.covered is not None:
+        known = intervals.overlap_each(spans, activities.covered)
+        spans = spans[known == spans[:, 1] - spans[:, 0]]
     next_row = np.searchsorted(activities.spans[:, 0], spans[:, 1], side="left").astype(np.int64)
     call = activities.call_start_ns[next_row]
     is_known = call != NO_CALL

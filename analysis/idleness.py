@@ -14,6 +14,7 @@ once, in this order:
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,9 @@ _ACTIVITY_COLUMNS = [
     "duration_ns",
     "device",
     "pid",
+    "tid",
+    "call_start_ns",
+    "call_duration_ns",
     "stream",
     "kind",
     "name",
@@ -108,8 +112,16 @@ class Idleness:
         return intervals.union(intervals.make(begin, begin + length))
 
 
-def timed_devices(session: Session) -> list[Idleness]:
-    """Return the idleness of every device that has device times, by rank and device."""
+def timed_devices(
+    session: Session, covered: Callable[[int], Ints] | None = None
+) -> list[Idleness]:
+    """Return the idleness of every device that has device times, by rank and device.
+
+    Args:
+        session: The session.
+        covered: Returns for a device the disjoint intervals in ns with complete device times;
+            None where they are complete throughout.
+    """
     if not session.has("gpu_activity"):
         return []
     activity = session.table("gpu_activity", columns=_ACTIVITY_COLUMNS)
@@ -119,7 +131,7 @@ def timed_devices(session: Session) -> list[Idleness]:
     ranges = None
     if session.has("annotation"):
         ranges = input_ranges(session.table("annotation", columns=_RANGE_COLUMNS))
-    return [explain(item, calls, ranges) for item in device_time.by_device(activity, calls)]
+    return [explain(item, calls, ranges) for item in device_time.by_device(activity, calls, covered)]
 
 
 def input_ranges(annotations: pa.Table) -> pa.Table:
