@@ -163,7 +163,7 @@ def _budget(facts: Facts, findings: list[Finding], device: int | None, edges: In
                 former = spent.get((state, fine))
                 spent[state, fine] = length if former is None else former + length
     is_timed = device is not None and device in facts.activity
-    if not is_timed:
+    if device is None or not is_timed or len(facts.uncovered(device)):
         _bound(facts, device, edges, spent)
     return Budget(device, edges, spent, is_timed)
 
@@ -201,6 +201,11 @@ def _states(facts: Facts, findings: list[Finding], device: int | None) -> dict[s
     if device is not None and device in facts.activity:
         raw.update(facts.activity[device])
         raw["idle"] = everything
+        missing = facts.uncovered(device)
+        if len(missing):
+            told = intervals.intersect(facts.busy(device), missing)
+            raw["compute"] = intervals.union(np.concatenate((raw["compute"], told)))
+            raw["idle"] = facts.idle(device)
     else:
         raw["compute"] = facts.busy(device)
         raw["idle"] = facts.idle(device)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from analysis import intervals
 from analysis.calls import Calls, load_calls
 from analysis.device import Steps, process_steps
+from analysis.device_coverage import load_coverage, of_processes
 from analysis.engine import EngineSeries, load_engine
 from analysis.gpu import GpuSamples, Samples, load_gpu
 from analysis.idleness import Idleness, timed_devices
@@ -228,13 +229,49 @@ class Facts:
     @cached_property
     def timed(self) -> list[Idleness]:
         """What each device with device times ran, and why it was idle; empty without them."""
-        return timed_devices(self.session)
+        return timed_devices(self.session, None if self._coverage is None else self.covered)
+
+    @cached_property
+    def _coverage(self) -> dict[int, Ints] | None:
+        """Where the device times of each process are complete; None for everywhere."""
+        return load_coverage(self.session)
+
+    def covered(self, device: int) -> Ints:
+        """Return the disjoint intervals in ns in which the device times of a device are complete:
+        those of every process of the session that works on it.
+        """
+        if self._coverage is None:
+            return intervals.make([self.start_ns], [self.end_ns])
+        if device not in self._covered:
+            rows = self.session.table("gpu_activity", columns=["start_ns", "device", "pid"])
+            own = rows.filter(pc.equal(rows["device"], device))["pid"]
+            pids = {pid for pid in pc.unique(own).to_pylist() if pid is not None}
+            self._covered[device] = of_processes(self._coverage, pids | set(self.pids_on(device)))
+        return self._covered[device]
+
+    @cached_property
+    def _covered(self) -> dict[int, Ints]:
+        return {}
+
+    def uncovered(self, device: int) -> Ints:
+        """Return the disjoint intervals in ns in which device times of a device are missing."""
+        return intervals.gaps(self.covered(device), self.start_ns, self.end_ns)
 
     def idle(self, device: int | None) -> Ints:
         """Return the disjoint intervals in which a device certainly ran nothing of the session."""
         if device is not None and device in self.activity:
             busy = np.concatenate(list(self.activity[device].values()))
-            return intervals.gaps(busy, self.start_ns, self.end_ns)
+            idle = intervals.gaps(busy, self.start_ns, self.end_ns)
+            missing = self.uncovered(device)
+            if len(missing) == 0:
+                return idle
+            told = intervals.intersect(self._idle_by_calls(device), missing)
+            known = np.concatenate((intervals.subtract(idle, missing), told))
+            return intervals.subtract(known, busy)
+        return self._idle_by_calls(device)
+
+    def _idle_by_calls(self, device: int | None) -> Ints:
+        """When a device certainly ran nothing of the session, as its calls tell."""
         result: Ints | None = None
         assert self.calls is not None or not self.pids_on(device)
         for pid in self.pids_on(device):
@@ -251,7 +288,16 @@ class Facts:
     def busy(self, device: int | None) -> Ints:
         """Return the disjoint intervals in which a device certainly had work of the session."""
         if device is not None and device in self.activity:
-            return intervals.union(np.concatenate(list(self.activity[device].values())))
+            ran = np.concatenate(list(self.activity[device].values()))
+            missing = self.uncovered(device)
+            if len(missing):
+                told = intervals.intersect(self._busy_by_calls(device), missing)
+                ran = np.concatenate((ran, told))
+            return intervals.union(ran)
+        return self._busy_by_calls(device)
+
+    def _busy_by_calls(self, device: int | None) -> Ints:
+        """When a device certainly had work of the session, as its calls tell."""
         parts = [self.steps(pid).busy for pid in self.pids_on(device)]
         return intervals.union(np.concatenate(parts)) if parts else intervals.EMPTY
 
@@ -294,7 +340,7 @@ class Facts:
         ran = intervals.union(np.concatenate(timed)) if timed else intervals.EMPTY
         parts.append(_bridge(ran, UNSEEN_QUIET_NS))
         spans = intervals.union(np.concatenate(parts))
-        if len(ran):
+        if len(ran) and self._coverage is None:
             # What the host did before the first activity was not asked of the device.
             spans = intervals.clip(spans, int(ran[0, 0]), int(ran[-1, 1]))
         return intervals.clip(spans, self.start_ns, self.complete_ns)
