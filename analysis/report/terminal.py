@@ -9,13 +9,14 @@ import numpy as np
 from analysis.attribution import Attribution
 from analysis.budget import Budget
 from analysis.causes import cause as declaration
-from analysis.finding import Evidence, Exclusion, Finding, Status
+from analysis.finding import Exclusion, Finding, Status
+from analysis.report.words import REASON_TEXT, STATE_TEXT, evidence_text, place_text
 
 WIDTH = 96
 _BAR = 60
 
 #: One letter-like block per state, dark to light: readable without colour.
-_BLOCKS = {
+BLOCKS = {
     "hung": "X",
     "other_process": "▚",
     "compute": "█",
@@ -23,34 +24,6 @@ _BLOCKS = {
     "copy": "▒",
     "idle": "·",
     "unknown": "?",
-}
-_STATE_TEXT = {
-    "hung": "hung",
-    "other_process": "another process",
-    "compute": "compute",
-    "collective": "collective",
-    "copy": "copy",
-    "idle": "idle",
-    "unknown": "idle or busy, not known",
-}
-_REASON_TEXT = {
-    "hung": "a kernel that does not end",
-    "other_process": "another process had the device",
-    "no_demand": "no demand",
-    "throttled": "CPU quota",
-    "cpu_delay": "launching thread waited for a CPU",
-    "first_use": "first use of kernels",
-    "prefill": "prefill",
-    "other_rank": "another rank was late",
-    "work": "work",
-    "sync": "host had waited for the device",
-    "input": "loading of input",
-    "late_launch": "launches came too late",
-    "asleep": "launching thread asleep",
-    "launching": "inside launches",
-    "calling": "inside other CUDA calls",
-    "host": "host computing between calls",
-    "unknown": "for a reason not known",
 }
 
 
@@ -94,13 +67,13 @@ def _bar(budget: Budget) -> list[str]:
     name = "device" if budget.device is None else f"device {budget.device}"
     seconds = (budget.edges[-1] - budget.edges[0]) / 1e9
     n = len(budget.edges) - 1
-    by_state = {state: np.zeros(n, dtype=np.int64) for state in _BLOCKS}
+    by_state = {state: np.zeros(n, dtype=np.int64) for state in BLOCKS}
     for (state, _reason), values in budget.spent.items():
         by_state[state] = by_state[state] + values
     groups = np.array_split(np.arange(n), min(n, _BAR))
-    names = list(_BLOCKS)
+    names = list(BLOCKS)
     table = np.stack([by_state[state] for state in names])
-    letters = [_BLOCKS[names[int(table[:, group].sum(axis=1).argmax())]] for group in groups]
+    letters = [BLOCKS[names[int(table[:, group].sum(axis=1).argmax())]] for group in groups]
     certainty = "device times" if budget.is_timed else "host's calls and utilisation"
     lines = [f"{name}, {seconds:.1f} s, from {certainty}:", f"  |{''.join(letters)}|"]
     reasons: dict[str, list[tuple[float, str]]] = {}
@@ -111,13 +84,13 @@ def _bar(budget: Budget) -> list[str]:
         if total < 0.005:
             continue
         detail = ", ".join(
-            f"{100 * share:.0f} % {_REASON_TEXT[reason]}"
+            f"{100 * share:.0f} % {REASON_TEXT[reason]}"
             for share, reason in sorted(parts, reverse=True)
             if share >= 0.005 and reason not in ("work", state)
         )
         if detail:
             detail = f" (while: {detail})" if state == "unknown" else f": {detail}"
-        lines += _wrap(f"{_BLOCKS[state]} {100 * total:3.0f} % {_STATE_TEXT[state]}{detail}", "  ")
+        lines += _wrap(f"{BLOCKS[state]} {100 * total:3.0f} % {STATE_TEXT[state]}{detail}", "  ")
     return [*lines, ""]
 
 
@@ -133,11 +106,11 @@ def _finding(number: int, finding: Finding, origin_ns: int) -> list[str]:
             share = f"{100 * finding.lost_share:.0f} % of the time with demand"
             when += f"; mending it returns at most {finding.lost_ns / 1e9:.2f} s ({share})"
         lines += _wrap(when + ".", "   ")
-    place = _place(finding)
+    place = place_text(finding)
     if place:
         lines += _wrap(f"Where: {place}.", "   ")
     for item in finding.evidence:
-        lines += _wrap(_evidence(item), "   - ")
+        lines += _wrap(evidence_text(item), "   - ")
     for ruled_out in finding.excluded:
         lines += _wrap(f"not {ruled_out.cause}: {ruled_out.reason}", "   - ")
     if finding.symptoms:
@@ -147,44 +120,6 @@ def _finding(number: int, finding: Finding, origin_ns: int) -> list[str]:
     if finding.advice:
         lines += _wrap(f"Do: {finding.advice}", "   ")
     return [*lines, ""]
-
-
-def _place(finding: Finding) -> str:
-    where = finding.where
-    parts = []
-    if where.pid is not None:
-        name = f" ({where.process})" if where.process else ""
-        parts.append(f"process {where.pid}{name}")
-    if where.tid is not None:
-        parts.append(f"thread {where.tid}")
-    if where.device is not None:
-        parts.append(f"device {where.device}")
-    if where.rank is not None:
-        parts.append(f"rank {where.rank}")
-    if where.stage is not None:
-        parts.append(f"pipeline stage {where.stage}")
-    return ", ".join(parts)
-
-
-def _evidence(item: Evidence) -> str:
-    value = item.value
-    if isinstance(value, str):
-        text = value
-    elif item.unit == "ns":
-        text = duration_text(float(value))
-    else:
-        text = f"{value:g} {item.unit}".rstrip()
-    n = f" (n = {item.n})" if item.n is not None else ""
-    source = f" [{item.source}]" if item.source else ""
-    return f"{item.name.replace('_', ' ')}: {text}{n}{source}"
-
-
-def duration_text(ns: float) -> str:
-    """Return a length in ns in a unit that a person reads."""
-    for limit, divisor, unit in ((1e4, 1.0, "ns"), (1e6, 1e3, "us"), (1e9, 1e6, "ms")):
-        if abs(ns) < limit:
-            return f"{ns / divisor:.4g} {unit}"
-    return f"{ns / 1e9:.4g} s"
 
 
 def _excluded(attribution: Attribution) -> list[str]:
