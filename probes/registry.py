@@ -19,6 +19,7 @@ from probes.targets import TargetTree
 if TYPE_CHECKING:
     from probes.cuda.calls import CudaCalls
     from probes.cuda.loading import ModuleLoading
+    from probes.cupti.probe import CuptiOptions
 
 
 #: What names NVIDIA's command as the source of DCGM's values, beside the URL of an exporter.
@@ -45,6 +46,7 @@ class ProbeOptions:
         contexts: Where the probe of NVML leaves its lists for others.
         canary: What the canary asks; None for no canary.
         dcgm: ``dcgmi``, or the URL of a dcgm-exporter; None to leave DCGM alone.
+        cupti: When to collect device times, and how; None to collect none.
         loading: The BPF module, if its compilation was begun already.
     """
 
@@ -54,6 +56,7 @@ class ProbeOptions:
     contexts: ContextBoard = field(default_factory=ContextBoard)
     canary: CanaryOptions | None = None
     dcgm: str | None = None
+    cupti: CuptiOptions | None = None
     loading: ModuleLoading | None = None
 
     @cached_property
@@ -82,6 +85,14 @@ def _dcgm(options: ProbeOptions) -> Probe | None:
     from probes.gpu.dcgm import DcgmProbe
 
     return DcgmProbe(None if options.dcgm == DCGMI else options.dcgm)
+
+
+def _cupti(options: ProbeOptions) -> Probe | None:
+    if options.cupti is None:
+        return None
+    from probes.cupti.probe import CuptiProbe
+
+    return CuptiProbe(options.tree, options.cupti)
 
 
 def _engine(options: ProbeOptions) -> Probe:
@@ -138,6 +149,7 @@ def _thread(options: ProbeOptions) -> Probe:
 PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe | None]], ...] = (
     ("canary", _canary),
     ("cuda", _cuda),
+    ("cupti", _cupti),
     ("dcgm", _dcgm),
     ("engine", _engine),
     ("host", _host),

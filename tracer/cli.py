@@ -20,6 +20,7 @@ from tracer.standard_files import ensure_standard_files
 #: Every command and the module that defines it; loaded when it is needed. Keep this list sorted.
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("analyze", "tracer.commands.analyze"),
+    ("cupti", "tracer.commands.cupti"),
     ("demo", "tracer.commands.demo"),
     ("describe", "tracer.commands.describe"),
     ("doctor", "tracer.commands.doctor"),

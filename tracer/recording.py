@@ -31,6 +31,8 @@ from tracer.status import Status, status_line
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from probes.cupti.probe import CuptiOptions
+
 #: Removing the probes is only told where it takes longer than this.
 QUIET_DETACH_S = 1.0
 #: Longest wait for probes to be gone from the target, after the files are closed.
@@ -57,6 +59,7 @@ class RecordOptions:
         canary: Small requests to a service; None for none.
         dcgm: ``dcgmi``, or the URL of a dcgm-exporter; None to leave DCGM alone.
         causes: Record only what these causes need; empty for everything.
+        cupti: When to collect device times, and how; None to collect none.
         force: Replace an existing session.
         loading: The BPF module, if its compilation was begun already.
         on_ready: Called once every probe is in place.
@@ -70,6 +73,7 @@ class RecordOptions:
     canary: CanaryOptions | None = None
     dcgm: str | None = None
     causes: tuple[str, ...] = ()
+    cupti: CuptiOptions | None = None
     force: bool = False
     loading: ModuleLoading | None = None
     on_ready: Callable[[], None] | None = None
@@ -88,6 +92,8 @@ def record(options: RecordOptions) -> int:
         tables.add("request")
     if tables is not None and options.dcgm is not None:
         tables.add("gpu_sample")
+    if tables is not None and options.cupti is not None:
+        tables.add("gpu_activity")
     raise_file_limit()
     tree = _open_tree(options.pids)
     path = options.output or _default_path(tree, options.pids[0])
@@ -98,6 +104,7 @@ def record(options: RecordOptions) -> int:
         options.engine_urls,
         canary=options.canary,
         dcgm=options.dcgm,
+        cupti=options.cupti,
         loading=options.loading,
     )
     probes = build_probes(asked, tables)

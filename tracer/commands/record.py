@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracer.commands.cupti_options import (
+    cupti_options,
+    environment_for,
+    parse_cupti,
+    remove_place,
+)
 from tracer.commands.parameters import parse_duration
 from tracer.errors import TargetError, UsageError
 
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
     metavar="URL",
     help="Send a small completion here every few seconds and time it (OpenAI-compatible).",
 )
+@cupti_options
 @click.option("--model", metavar="M", help="Model that the canary asks for.")
 @click.option("--against", metavar="URL2", help="Control endpoint to compare the canary with.")
 @click.option(
@@ -76,6 +83,10 @@ def command(
     model: str | None,
     against: str | None,
     dcgm: str | None,
+    is_cupti: bool,
+    window_ns: int | None,
+    every_ns: int | None,
+    has_graph_nodes: bool,
     causes: tuple[str, ...],
     force: bool,
     arguments: tuple[str, ...],
@@ -95,7 +106,13 @@ def command(
         )
     if (canary is None) != (model is None) or (against is not None and canary is None):
         raise UsageError("the canary needs both --canary URL and --model M; give both or neither")
-    launched = _launch(arguments) if arguments else None
+    cupti = parse_cupti(is_cupti, window_ns, every_ns, has_graph_nodes, bool(arguments))
+    try:
+        with environment_for(cupti):
+            launched = _launch(arguments) if arguments else None
+    except BaseException:
+        remove_place(cupti)
+        raise
     loading = None if causes else _begin_loading()
     from tracer.lean_arrow import make_arrow_lean
 
@@ -113,6 +130,7 @@ def command(
                 canary=CanaryOptions(canary, model, against) if canary and model else None,
                 dcgm=dcgm,
                 causes=causes,
+                cupti=cupti,
                 force=force,
                 loading=loading,
                 on_ready=None if launched is None else launched.release,
@@ -122,6 +140,7 @@ def command(
     except BaseException:
         if launched is not None:
             launched.kill()
+        remove_place(cupti)
         raise
     return outcome if launched is None else _end_command(launched, arguments[0], outcome)
 
