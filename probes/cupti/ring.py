@@ -1,0 +1,181 @@
+"""Reads the ring of one process in bulk. What it holds was written by the program: nothing in it is
+trusted further than its own rows.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+#: ``struct ring_header`` and ``struct record`` of native/shared.h.
+HEADER = np.dtype(
+    {
+        "names": [
+            "magic", "record_bytes", "n_records", "names_bytes", "pid", "start_ticks",
+            "attached_ns", "is_early", "state", "site", "error", "cupti_version", "on_ns", "off_ns",
+            "helper_ns", "head", "tail", "lost_ring", "lost_cupti", "lost_names", "invalid",
+            "names_used", "n_devices", "uuid", "library",
+        ],
+        "formats": [
+            "<u8", "<u4", "<u4", "<u4", "<i4", "<u8",
+            "<u8", "<u4", "<u4", "<u4", "<u4", "<u4", "<u8", "<u8",
+            "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8",
+            "<u8", "<u4", ("u1", (16, 16)), "S1024",
+        ],
+        "offsets": [
+            0, 8, 12, 16, 20, 24,
+            32, 40, 48, 52, 56, 60, 64, 72,
+            80, 128, 192, 256, 264, 272, 280,
+            288, 296, 304, 560,
+        ],
+        "itemsize": 1600,
+    }
+)  # fmt: skip
+RECORD = np.dtype(
+    [
+        ("start_ns", "<u8"),
+        ("end_ns", "<u8"),
+        ("bytes", "<u8"),
+        ("kind", "<u4"),
+        ("correlation", "<u4"),
+        ("device", "<u4"),
+        ("context", "<u4"),
+        ("stream", "<u4"),
+        ("name", "<u4"),
+        ("grid", "<u4", (3,)),
+        ("block", "<u4", (3,)),
+        ("graph", "<u4"),
+        ("thread", "<u4"),
+        ("detail", "<u4"),
+        ("source_kind", "u1"),
+        ("target_kind", "u1"),
+        ("pad", "<u2"),
+    ]
+)
+KERNEL, COPY, SET, GRAPH, CALL, SYNC, OVERHEAD = range(1, 8)
+OFF, ON, FAILED, ENDED = range(4)
+
+_MAGIC = 0x74726372696E6731
+_HEADER_BYTES = 4096
+_MAX_RECORDS = 1 << 20
+_MAX_NAMES_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Records that were lost so far, by where."""
+
+    ring: int
+    cupti: int
+    names: int
+    invalid: int
+
+
+class RingError(ValueError):
+    """A file is not a ring of this version; the text says what is wrong."""
+
+
+class RingFile:
+    """The consumer's end of one ring.
+
+    Args:
+        path: The file.
+
+    Raises:
+        RingError: it is none.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size < _HEADER_BYTES:
+                raise RingError("it is too short")
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        header = self.header()
+        self._n_records = int(header["n_records"])
+        self._names_bytes = int(header["names_bytes"])
+        whole = _HEADER_BYTES + self._names_bytes + self._n_records * RECORD.itemsize
+        if (
+            header["magic"] != _MAGIC
+            or header["record_bytes"] != RECORD.itemsize
+            or not 0 < self._n_records <= _MAX_RECORDS
+            or self._n_records & (self._n_records - 1)
+            or self._names_bytes > _MAX_NAMES_BYTES
+            or whole > size
+        ):
+            self._map.close()
+            raise RingError("its header is not of this version")
+        self._tail = int(header["tail"])
+        self._names: dict[int, str] = {}
+        #: Records taken so far, and those that the program overwrote or never wrote.
+        self.n_records = 0
+        self.n_bad = 0
+
+    @property
+    def n_drained(self) -> int:
+        """Position up to which the records were taken."""
+        return self._tail
+
+    def header(self) -> np.void:
+        """Return a copy of the header."""
+        view = np.frombuffer(self._map, HEADER, 1)
+        header: np.void = view.copy()[0]
+        return header
+
+    def drain(self, max_records: int = _MAX_RECORDS) -> npt.NDArray[np.void]:
+        """Return a copy of the records that were added since the last call, oldest first."""
+        head = int(self.header()["head"])
+        n = head - self._tail
+        if not 0 <= n <= self._n_records:
+            # The program has spoiled its own positions: what lies there cannot be told apart.
+            self.n_bad += 1
+            self._tail, n = head, 0
+        n = min(n, max_records)
+        offset = _HEADER_BYTES + self._names_bytes
+        view = np.frombuffer(self._map, RECORD, self._n_records, offset)
+        first = self._tail & (self._n_records - 1)
+        records = np.concatenate(
+            (view[first : first + n], view[: max(first + n - self._n_records, 0)])
+        )
+        del view
+        self._tail += n
+        np.frombuffer(self._map, "<u8", 1, 192)[:] = self._tail
+        self.n_records += n
+        return records
+
+    def name(self, offset: int) -> str | None:
+        """Return a kernel's name by its place, None where there is none."""
+        if not 0 < offset < self._names_bytes:
+            return None
+        if offset not in self._names:
+            begin = _HEADER_BYTES + offset
+            end = self._map.find(b"\0", begin, _HEADER_BYTES + self._names_bytes)
+            text = self._map[begin : end if end >= 0 else begin]
+            self._names[offset] = text[:4096].decode("utf-8", "replace")
+        return self._names[offset] or None
+
+    def losses(self) -> Losses:
+        """Return what was lost so far."""
+        header = self.header()
+        return Losses(
+            ring=int(header["lost_ring"]) + self.n_bad,
+            cupti=int(header["lost_cupti"]),
+            names=int(header["lost_names"]),
+            invalid=int(header["invalid"]),
+        )
+
+    def close(self, *, remove: bool) -> None:
+        """Unmap the file; with ``remove`` delete it."""
+        self._map.close()
+        if remove:
+            self.path.unlink(missing_ok=True)
