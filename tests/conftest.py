@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast a shared machine draws examples says nothing of the code under test.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 #: Folder of the real recordings; not part of the repository.
 DATA_VARIABLE = "TRACER_TEST_DATA"

@@ -229,7 +229,9 @@ _EVENTS = st.lists(
 
 @given(_EVENTS)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_events_of_any_shape(tmp_path, events):
     events = [launch(1, 1), *events, kernel(1, 9)]
