@@ -68,7 +68,8 @@ TRUTH = np.dtype(
     ]
 )
 # A file in memory: on a disk, writing back its pages would delay the launches of the workload.
-_MEMORY = Path("/dev/shm")
+MEMORY = Path("/dev/shm")
+MEMORY_PREFIX = "tracer-simulated-"
 _DEVICES = 8
 _CLIENTS = 64
 _NO_DEVICE = -1
@@ -144,8 +145,8 @@ class SimulatedDevice:
         self._cursor = 0
         self._handle: int | None = None
         self._file = path
-        if os.access(_MEMORY, os.W_OK):
-            self._file = _MEMORY / f"tracer-simulated-{secrets.token_hex(8)}"
+        if os.access(MEMORY, os.W_OK):
+            self._file = MEMORY / f"{MEMORY_PREFIX}{secrets.token_hex(8)}"
         made = self._core.sim_create(str(self._file).encode(), devices, truth_capacity)
         if made:
             self._core.sim_close(made)

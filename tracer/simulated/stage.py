@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -21,6 +20,7 @@ import tracer
 from tracer.errors import TracerError
 from tracer.simulated.build import Libraries, build
 from tracer.simulated.device import SimulatedDevice
+from tracer.simulated.leftovers import StageFolder, sweep
 from tracer.simulated.load import Group, to_json
 from tracer.simulated.options import ServerOptions
 
@@ -75,7 +75,9 @@ class Stage:
         self.service: Service | None = None
         #: Names of staged culprits and their pids, for the check of a verdict.
         self.culprits: dict[str, int] = {}
-        self.folder = Path(tempfile.mkdtemp(prefix="tracer-stage-"))
+        sweep()
+        self._home = StageFolder()
+        self.folder = self._home.path
         self.libraries: Libraries = build()
         self.device = SimulatedDevice(self.folder / "device", devices=n_devices)
         self._mps_pipe = self.folder / "mps"
@@ -216,9 +218,7 @@ class Stage:
                 child.stdout.close()
         self._children.clear()
         self.device.close()
-        for path in sorted(self.folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        self.folder.rmdir()
+        self._home.remove()
 
     def _first_line(self, child: subprocess.Popen[str]) -> str:
         assert child.stdout is not None
