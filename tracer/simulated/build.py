@@ -36,8 +36,8 @@ class Libraries:
 
     Attributes:
         root: Folder of this build.
-        cudart12: Folder with `libcudart.so.12`.
-        cudart13: Folder with `libcudart.so.13`.
+        cudart12: Folder with `libcudart.so.12` and `libcupti.so.12`.
+        cudart13: Folder with `libcudart.so.13` and `libcupti.so.13`.
         driver: Folder with `libcuda.so.1`, `libnvidia-ml.so.1` and `libtracersim.so`.
         launcher: Program that launches kernels at a rate; `launcher --help` says how.
     """
@@ -69,6 +69,16 @@ class Libraries:
         return self.driver / "libnvidia-ml.so.1"
 
     @property
+    def libcupti12(self) -> Path:
+        """Path of the simulated `libcupti.so.12`."""
+        return self.cudart12 / "libcupti.so.12"
+
+    @property
+    def libcupti13(self) -> Path:
+        """Path of the simulated `libcupti.so.13`."""
+        return self.cudart13 / "libcupti.so.13"
+
+    @property
     def libtracersim(self) -> Path:
         """Path of the device core, with the interface for workloads and controllers."""
         return self.driver / "libtracersim.so"
@@ -95,7 +105,8 @@ def exported_names(library: str) -> tuple[str, ...]:
     """Names of the functions that a library exports, from its committed list.
 
     Args:
-        library: `libcudart.so.12`, `libcudart.so.13`, `libcuda.so.1` or `libnvidia-ml.so.1`.
+        library: `libcudart.so.12`, `libcudart.so.13`, `libcupti.so.12`, `libcupti.so.13`,
+            `libcuda.so.1` or `libnvidia-ml.so.1`.
     """
     text = (NATIVE / "names" / f"{library}.txt").read_text(encoding="ascii")
     return tuple(n for n in text.split("\n") if n and not n.startswith("#"))
@@ -165,6 +176,10 @@ def _build_into(cache: Path, target: Path) -> None:
             soname = f"libcudart.so.{version}"
             flags = (f"-DRUNTIME={version}",)
             _build_entries(compiler, work, "runtime", soname, "libcudart.so", flags)
+            soname = f"libcupti.so.{version}"
+            _build_entries(
+                compiler, work, "cupti", soname, "libcupti.so", (f"-DCUPTI={version}", "-O2")
+            )
         launcher = [str(NATIVE / "launcher.c"), "-o", str(work / "launcher"), "-ldl"]
         _compile(compiler, ["-O1", "-std=gnu11", "-w", *launcher])
         work.chmod(0o755)
@@ -189,7 +204,7 @@ def _build_entries(
 ) -> None:
     """Compiles one library that exports exactly the names of its list."""
     runtime = folder == "runtime"
-    place = work / (f"cuda{soname[-2:]}" if runtime else "driver")
+    place = work / (f"cuda{soname[-2:]}" if soname[-2:] in ("12", "13") else "driver")
     names = exported_names(soname)
     stubs, version_map = work / f"{soname}.c", work / f"{soname}.map"
     stubs.write_text(_stub_source(names), encoding="ascii")
@@ -201,7 +216,8 @@ def _build_entries(
         f"-Wl,--version-script,{version_map}", "-o", str(place / soname), "-ldl",
     ]  # fmt: skip
     if not runtime:
-        link += [f"-L{work / 'driver'}", "-ltracersim", "-Wl,-rpath,$ORIGIN"]
+        link += [f"-L{work / 'driver'}", "-ltracersim"]
+        link += ["-Wl,-rpath,$ORIGIN:$ORIGIN/../driver"]
     sources = [*_sources(folder), str(stubs)]
     _compile(compiler, [*_COMMON_FLAGS, *_ENTRY_FLAGS, *flags, *sources, *link])
     (place / plain).symlink_to(soname)

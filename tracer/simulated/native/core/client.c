@@ -55,6 +55,7 @@ uint32_t sim_client_open(struct sim_handle *h) {
             atomic_store(&c->contexts[d], 0);
         }
         atomic_store(&c->launches, 0);
+        atomic_store(&c->done_head, 0);
         memset(c->buckets, 0, sizeof c->buckets);
         atomic_store(&c->used, 1);
         sim_is_client = 1;

@@ -58,6 +58,17 @@ void sim_truth_write(struct sim_state *s, const struct sim_stream *st, const str
     atomic_store_explicit(&s->truth_head, at + 1, memory_order_release);
 }
 
+/* Tells the owner of a tagged operation when it ran. */
+static void tell_owner(struct sim_state *s, const struct sim_stream *st, const struct sim_op *op,
+                       uint64_t end_ns) {
+    struct sim_client *c = &s->client[st->client];
+    uint64_t at = atomic_load_explicit(&c->done_head, memory_order_relaxed);
+    if (op->tag == 0) return;
+    c->done[at % SIM_DONE] =
+        (struct sim_done){.start_ns = st->start_ns, .end_ns = end_ns, .tag = op->tag};
+    atomic_store_explicit(&c->done_head, at + 1, memory_order_release);
+}
+
 static void pop(struct sim_stream *st, uint64_t now) {
     st->started = st->arrived = 0;
     st->last_end_ns = now;
@@ -308,6 +319,7 @@ static void progress(struct step *x, uint64_t next) {
         if (st->remaining > 0.5) continue;
         if (op->kind == SIM_COLLECTIVE) leave(s, op);
         sim_truth_write(s, st, op, next, 0);
+        tell_owner(s, st, op, next);
         pop(st, next);
     }
 }

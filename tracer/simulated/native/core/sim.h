@@ -61,6 +61,7 @@ SIM_API void sim_client_usage(struct sim_client *c, uint32_t device, uint64_t t0
 /* submit.c, without the lock; the caller serialises the producers of one stream */
 SIM_API uint64_t sim_submit(struct sim_handle *h, uint32_t stream, const struct sim_op *op,
                             int wait_mode);
+SIM_API int sim_is_full(struct sim_handle *h, uint32_t stream);
 SIM_API int sim_done(struct sim_handle *h, uint32_t stream, uint64_t seq);
 SIM_API void sim_wait(struct sim_handle *h, uint32_t stream, uint64_t seq, int wait_mode);
 

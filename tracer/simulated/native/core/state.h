@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define SIM_MAGIC 0x7472616365723034ULL
+#define SIM_MAGIC 0x7472616365723035ULL
 #define SIM_DEVICES 8
 #define SIM_CLIENTS 64
 #define SIM_STREAMS 768
@@ -23,6 +23,7 @@
 #define SIM_BUCKET_NS 10000000ULL
 #define SIM_BUCKETS 1024
 #define SIM_CLIENT_BUCKETS 256
+#define SIM_DONE 16384
 #define SIM_NONE 0xffffffffu
 #define SIM_FOREVER UINT64_MAX
 
@@ -60,6 +61,8 @@ struct sim_op {
     uint8_t flags;
     uint8_t tensor; /* percent of its time on the matrix units */
     uint8_t pad;
+    uint32_t tag; /* its process wants to know when it ran; 0 does not */
+    uint32_t pad2;
 };
 
 struct sim_stream {
@@ -92,6 +95,13 @@ struct sim_client_bucket {
     uint32_t memory_ns[SIM_DEVICES];
 };
 
+/* When a tagged operation ran, for its own process. */
+struct sim_done {
+    uint64_t start_ns, end_ns;
+    uint32_t tag;
+    uint32_t pad;
+};
+
 struct sim_client {
     _Atomic uint32_t used;
     uint32_t generation;
@@ -102,6 +112,8 @@ struct sim_client {
     _Atomic uint32_t contexts[SIM_DEVICES];
     _Atomic uint64_t launches;
     struct sim_client_bucket buckets[SIM_CLIENT_BUCKETS];
+    _Atomic uint64_t done_head; /* the newest SIM_DONE are kept */
+    struct sim_done done[SIM_DONE];
 };
 
 struct sim_collective {

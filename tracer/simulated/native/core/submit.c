@@ -85,15 +85,26 @@ void sim_wait(struct sim_handle *h, uint32_t stream, uint64_t seq, int wait_mode
     }
 }
 
+static uint64_t depth_of(struct sim_state *s, const struct sim_stream *st) {
+    uint64_t depth = (uint64_t)s->device[st->device].config.queue_depth;
+    return depth < 1 || depth > SIM_RING ? SIM_RING : depth;
+}
+
+/* Whether the next operation has to wait for a place. */
+int sim_is_full(struct sim_handle *h, uint32_t stream) {
+    struct sim_stream *st = &h->state->stream[stream];
+    uint64_t tail = atomic_load_explicit(&st->tail, memory_order_relaxed);
+    return tail - atomic_load_explicit(&st->head, memory_order_acquire) >= depth_of(h->state, st);
+}
+
 /* Appends an operation; its number. Blocks while the queue of the stream is full. */
 uint64_t sim_submit(struct sim_handle *h, uint32_t stream, const struct sim_op *op,
                     int wait_mode) {
     struct sim_state *s = h->state;
     struct sim_stream *st = &s->stream[stream];
-    uint64_t depth = (uint64_t)s->device[st->device].config.queue_depth;
+    uint64_t depth = depth_of(s, st);
     uint64_t tail = atomic_load_explicit(&st->tail, memory_order_relaxed);
     struct sim_op *slot = &st->ring[tail % SIM_RING];
-    if (depth < 1 || depth > SIM_RING) depth = SIM_RING;
     if (tail - atomic_load_explicit(&st->head, memory_order_acquire) >= depth) {
         sim_wait(h, stream, tail - depth + 1, wait_mode);
     }

@@ -2,6 +2,7 @@
  * 64 KiB of what is copied from it become zeros. */
 #include <string.h>
 
+#include "activity.h"
 #include "memory.h"
 
 #define STAGED 65536UL
@@ -15,7 +16,14 @@ static int on_device(uintptr_t p) {
 
 enum mode { ASYNC, BLOCKING };
 
-static CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, struct stream *s, enum mode mode) {
+/* Numbers of CUpti_driver_api_trace_cbid; the functions of one direction share the plain one's. */
+static uint32_t copy_call(int into, int out_of, enum mode mode) {
+    uint32_t blocking = into && out_of ? 280 : into ? 276 : out_of ? 278 : 305;
+    return blocking + (mode == ASYNC);
+}
+
+static CUresult give(struct call *call, uintptr_t to, uintptr_t from, size_t bytes,
+                     struct stream *s, enum mode mode) {
     struct sim_op op = {.kernel = SIM_NONE, .bytes = bytes, .share = 1000, .power = 200,
                         .count = 1};
     int into = on_device(to), out_of = on_device(from);
@@ -27,6 +35,8 @@ static CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, struct stream *
     if (s == NULL) return INVALID_CONTEXT;
     if (bytes == 0) return OK;
     if (to == 0 || from == 0) return INVALID_VALUE;
+    call->about.is_host_pageable = (uint8_t)pageable;
+    call->about.is_host_only = (uint8_t)(!into && !out_of);
     c = &sim->state->device[s->ctx->device].config;
     if (is_capturing(s) && mode == BLOCKING) return CAPTURE_UNSUPPORTED;
     if (!into && !out_of) {
@@ -52,7 +62,13 @@ static CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, struct stream *
     return OK;
 }
 
-static CUresult set(uintptr_t to, size_t bytes, struct stream *s) {
+static CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, struct stream *s, enum mode mode) {
+    struct call call;
+    call_enter(&call, copy_call(on_device(to), on_device(from), mode));
+    return call_leave(&call, give(&call, to, from, bytes, s, mode));
+}
+
+static CUresult fill(uintptr_t to, size_t bytes, struct stream *s) {
     struct sim_op op = {.kind = SIM_SET, .kernel = SIM_NONE, .bytes = bytes, .share = 1000,
                         .power = 300, .count = 1};
     if (ready() != OK) return NOT_INITIALIZED;
@@ -63,6 +79,12 @@ static CUresult set(uintptr_t to, size_t bytes, struct stream *s) {
                               sim->state->device[s->ctx->device].config.memory_bandwidth * 1e9) +
                    1000;
     return submit(s, &op);
+}
+
+static CUresult set(uintptr_t to, size_t bytes, struct stream *s) {
+    struct call call;
+    call_enter(&call, 249);
+    return call_leave(&call, fill(to, bytes, s));
 }
 
 /* Each blocking function and its _ptds twin; each asynchronous one and its _ptsz twin. */

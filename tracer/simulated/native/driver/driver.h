@@ -64,6 +64,7 @@ struct graph_exec {
     struct sim_op *parts;
     size_t n;
     uint64_t replays;
+    uint32_t id;
 };
 
 struct module {

@@ -1,11 +1,12 @@
 /* Stream capture and graphs. A graph is the list of what was captured, in the order of capture; its
  * replay runs it as one operation, cut only by collectives. */
-#include "driver.h"
+#include "activity.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 static _Atomic unsigned long long capture_ids = 1;
+static _Atomic uint32_t graph_ids = 1;
 static __thread int thread_mode;
 
 int is_capturing(const struct stream *s) { return s->capture != NULL; }
@@ -133,18 +134,21 @@ static CUresult instantiate(struct graph_exec **out, struct graph *g) {
     if (out == NULL || g == NULL) return INVALID_VALUE;
     e = calloc(1, sizeof *e);
     if (e == NULL) return OUT_OF_MEMORY;
+    e->id = atomic_fetch_add(&graph_ids, 1);
     rc = compile(g, e);
     if (rc == OK) *out = e;
     else free(e);
     return rc;
 }
 
-static CUresult launch(struct graph_exec *e, struct stream *s) {
+static CUresult replay(struct call *call, struct graph_exec *e, struct stream *s) {
     struct sim_cost cost;
     CUresult rc = OK;
     if (ready() != OK) return NOT_INITIALIZED;
     if (e == NULL) return INVALID_VALUE;
     if (s == NULL) return INVALID_CONTEXT;
+    call->about.graph = e->id;
+    call->about.n_parts = (uint32_t)e->n;
     sim_burn_ns((uint64_t)sim->state->global.launch_cpu_ns);
     if (tracer_sim_take_next(&cost)) {
         struct sim_op op = {.kind = SIM_GRAPH, .kernel = SIM_NONE, .share = (uint16_t)cost.share,
@@ -154,6 +158,7 @@ static CUresult launch(struct graph_exec *e, struct stream *s) {
         if (cost.memory_ns > cost.compute_ns) op.memory_ns = cost.memory_ns;
         else op.compute_ns = cost.compute_ns;
         for (size_t i = 0; i < e->n; i++) op.count += e->parts[i].count;
+        call->about.n_parts = 1;
         rc = submit(s, &op);
     } else {
         e->replays++;
@@ -167,6 +172,12 @@ static CUresult launch(struct graph_exec *e, struct stream *s) {
         atomic_fetch_add_explicit(&sim->state->client[client].launches, 1, memory_order_relaxed);
     }
     return rc;
+}
+
+static CUresult launch(uint32_t cbid, struct graph_exec *e, struct stream *s) {
+    struct call call;
+    call_enter(&call, cbid);
+    return call_leave(&call, replay(&call, e, s));
 }
 
 API CUresult cuStreamBeginCapture(CUstream s) { return begin(resolve(s, 0), 0); }
@@ -294,5 +305,5 @@ API CUresult cuGraphUpload_ptsz(CUgraphExec e, CUstream s) {
     return e == NULL ? INVALID_VALUE : OK;
 }
 
-API CUresult cuGraphLaunch(CUgraphExec e, CUstream s) { return launch(e, resolve(s, 0)); }
-API CUresult cuGraphLaunch_ptsz(CUgraphExec e, CUstream s) { return launch(e, resolve(s, 1)); }
+API CUresult cuGraphLaunch(CUgraphExec e, CUstream s) { return launch(514, e, resolve(s, 0)); }
+API CUresult cuGraphLaunch_ptsz(CUgraphExec e, CUstream s) { return launch(515, e, resolve(s, 1)); }

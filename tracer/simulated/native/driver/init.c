@@ -1,7 +1,9 @@
 /* Initialisation, devices, errors. */
 #include "driver.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct sim_handle *sim;
@@ -13,6 +15,23 @@ static void in_child(void) { forked = client != SIM_NONE; }
 
 CUresult ready(void) { return sim != NULL && !forked ? OK : NOT_INITIALIZED; }
 
+/* Loads the tool that CUDA_INJECTION64_PATH names, once in a process. */
+static CUresult inject(void) {
+    static _Atomic int is_done;
+    const char *path = getenv("CUDA_INJECTION64_PATH");
+    void *library;
+    int (*initialize)(void);
+    if (path == NULL || path[0] == 0 || atomic_exchange(&is_done, 1)) return OK;
+    library = dlopen(path, RTLD_NOW);
+    initialize = library == NULL ? NULL : dlsym(library, "InitializeInjection");
+    if (initialize == NULL) {
+        fprintf(stderr, "tracer: CUDA_INJECTION64_PATH cannot be used: %s\n", dlerror());
+        return UNKNOWN;
+    }
+    initialize();
+    return OK;
+}
+
 API CUresult cuInit(unsigned int flags) {
     CUresult rc = OK;
     static int hooked;
@@ -23,7 +42,7 @@ API CUresult cuInit(unsigned int flags) {
     if (sim == NULL) rc = NO_DEVICE;
     if (!hooked) hooked = pthread_atfork(NULL, NULL, in_child) == 0;
     pthread_mutex_unlock(&init_lock);
-    return rc;
+    return rc == OK ? inject() : rc;
 }
 
 API CUresult cuDriverGetVersion(int *version) {

@@ -1,5 +1,5 @@
 /* Launching kernels. */
-#include "driver.h"
+#include "activity.h"
 
 static void fill(struct sim_op *op, const struct sim_cost *cost) {
     op->compute_ns = cost->compute_ns;
@@ -15,8 +15,9 @@ static void fill(struct sim_op *op, const struct sim_cost *cost) {
     }
 }
 
-static CUresult launch(struct function *f, unsigned int gx, unsigned int gy, unsigned int gz,
-                       unsigned int bx, unsigned int by, unsigned int bz, struct stream *s) {
+static CUresult give(struct call *call, struct function *f, unsigned int gx, unsigned int gy,
+                     unsigned int gz,
+                     unsigned int bx, unsigned int by, unsigned int bz, struct stream *s) {
     struct sim_op op = {.kind = SIM_KERNEL, .count = 1};
     struct sim_cost cost;
     CUresult rc;
@@ -25,6 +26,8 @@ static CUresult launch(struct function *f, unsigned int gx, unsigned int gy, uns
     if (s == NULL) return INVALID_CONTEXT;
     if (gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0) return INVALID_VALUE;
     if ((uint64_t)bx * by * bz > 1024) return INVALID_VALUE;
+    call->about.grid[0] = gx, call->about.grid[1] = gy, call->about.grid[2] = gz;
+    call->about.block[0] = bx, call->about.block[1] = by, call->about.block[2] = bz;
     tracer_sim_take(sim, f->entry, &cost);
     fill(&op, &cost);
     op.kernel = f->kernel;
@@ -36,35 +39,44 @@ static CUresult launch(struct function *f, unsigned int gx, unsigned int gy, uns
     return rc;
 }
 
-#define LAUNCH(NAME, PT)                                                                         \
+static CUresult launch(uint32_t cbid, struct function *f, unsigned int gx, unsigned int gy,
+                       unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+                       struct stream *s) {
+    struct call call;
+    call_enter(&call, cbid);
+    return call_leave(&call, give(&call, f, gx, gy, gz, bx, by, bz, s));
+}
+
+/* The first numbers are those of CUpti_driver_api_trace_cbid. */
+#define LAUNCH(CBID, NAME, PT)                                                                   \
     API CUresult NAME(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,           \
                       unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,    \
                       CUstream s, void **params, void **extra) {                                 \
         (void)shared, (void)params, (void)extra;                                                 \
-        return launch(f, gx, gy, gz, bx, by, bz, resolve(s, PT));                                \
+        return launch(CBID, f, gx, gy, gz, bx, by, bz, resolve(s, PT));                          \
     }
 
-LAUNCH(cuLaunchKernel, 0)
-LAUNCH(cuLaunchKernel_ptsz, 1)
+LAUNCH(307, cuLaunchKernel, 0)
+LAUNCH(442, cuLaunchKernel_ptsz, 1)
 
-#define LAUNCH_COOPERATIVE(NAME, PT)                                                             \
+#define LAUNCH_COOPERATIVE(CBID, NAME, PT)                                                       \
     API CUresult NAME(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,           \
                       unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,    \
                       CUstream s, void **params) {                                               \
         (void)shared, (void)params;                                                              \
-        return launch(f, gx, gy, gz, bx, by, bz, resolve(s, PT));                                \
+        return launch(CBID, f, gx, gy, gz, bx, by, bz, resolve(s, PT));                          \
     }
 
-LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, 0)
-LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, 1)
+LAUNCH_COOPERATIVE(477, cuLaunchCooperativeKernel, 0)
+LAUNCH_COOPERATIVE(478, cuLaunchCooperativeKernel_ptsz, 1)
 
-#define LAUNCH_EX(NAME, PT)                                                                      \
+#define LAUNCH_EX(CBID, NAME, PT)                                                                \
     API CUresult NAME(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) {      \
         (void)params, (void)extra;                                                               \
         if (c == NULL) return INVALID_VALUE;                                                     \
-        return launch(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY,      \
+        return launch(CBID, f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY,\
                       c->blockDimZ, resolve(c->hStream, PT));                                    \
     }
 
-LAUNCH_EX(cuLaunchKernelEx, 0)
-LAUNCH_EX(cuLaunchKernelEx_ptsz, 1)
+LAUNCH_EX(652, cuLaunchKernelEx, 0)
+LAUNCH_EX(653, cuLaunchKernelEx_ptsz, 1)

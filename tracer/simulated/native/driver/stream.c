@@ -1,5 +1,5 @@
 /* Streams and events: submission with the order that the legacy stream imposes, and waiting. */
-#include "driver.h"
+#include "activity.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +58,11 @@ struct stream *resolve(CUstream handle, int per_thread) {
 }
 
 static uint64_t push(struct stream *s, const struct sim_op *op) {
-    uint64_t seq = sim_submit(sim, s->sim, op, wait_mode(s->ctx));
+    const struct sim_hooks *hooks = sim_hooks();
+    uint64_t begin = 0, seq;
+    if (hooks != NULL && sim_is_full(sim, s->sim)) begin = sim_clock_ns();
+    seq = sim_submit(sim, s->sim, op, wait_mode(s->ctx));
+    if (begin != 0) hooks->queue_full(begin, sim_clock_ns());
     atomic_store(&s->last, seq);
     return seq;
 }
@@ -95,23 +99,28 @@ CUresult submit(struct stream *s, struct sim_op *op) {
     if (sim->state->device[ctx->device].config.lost != 0) return UNKNOWN;
     pthread_mutex_lock(&ctx->lock);
     order_legacy(s);
+    call_submits(s, op);
     push(s, op);
     pthread_mutex_unlock(&ctx->lock);
     return OK;
 }
 
 CUresult wait_stream(struct stream *s) {
+    uint64_t begin = sim_clock_ns();
     if (s == NULL) return INVALID_CONTEXT;
     if (is_capturing(s)) return CAPTURE_UNSUPPORTED;
     sim_wait(sim, s->sim, atomic_load(&s->last), wait_mode(s->ctx));
+    call_waited(SIM_WAIT_STREAM, s->ctx, s, begin);
     return OK;
 }
 
 CUresult wait_context(struct context *ctx) {
+    uint64_t begin = sim_clock_ns();
     for (struct stream *s = ctx->streams; s != NULL; s = s->next) {
         if (s->capture != NULL) return CAPTURE_UNSUPPORTED;
         sim_wait(sim, s->sim, atomic_load(&s->last), wait_mode(ctx));
     }
+    call_waited(SIM_WAIT_CONTEXT, ctx, NULL, begin);
     return OK;
 }
 
@@ -253,10 +262,12 @@ API CUresult cuEventQuery(CUevent e) {
 }
 
 API CUresult cuEventSynchronize(CUevent e) {
+    uint64_t begin = sim_clock_ns();
     if (e == NULL) return INVALID_HANDLE;
     if (e->capture != NULL) return CAPTURE_UNSUPPORTED;
     if (atomic_load(&e->recorded) == 0) return OK;
     sim_wait(sim, e->stream, e->stream_seq, (e->flags & 1) ? 0 : wait_mode(e->ctx));
+    call_waited(SIM_WAIT_EVENT, e->ctx, NULL, begin);
     return OK;
 }
 
