@@ -666,7 +666,7 @@ EVENT = Table(
             "kind",
             "device_times (complete for this process over this length), "
             "fork, exec, exit, library, xid, gc, mark, source_lost, source_recovered, suspend, "
-            "clock_step, coverage or other.",
+            "clock_step, coverage, shed or other.",
         ),
         _int("pid", "Process it concerns.", True),
         _int("tid", "Thread it concerns.", True),

@@ -11,7 +11,9 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +23,10 @@ from probes.probe import ProbeError
 
 _EVENT_SOURCE = Path("/sys/bus/event_source/devices/uprobe")
 _SELF_TEST_TIMEOUT_S = 10.0
+#: Calls that are under way when entries are detached have so long to return.
+_GRACE_S = 0.002
+#: Most descriptors that are closed at the same time.
+_CLOSERS = 16
 
 
 @dataclass(frozen=True)
@@ -45,16 +51,38 @@ class Attachment:
     """Open links and perf events; closing them detaches the probes.
 
     Attributes:
+        entries: Descriptors of what runs at entry.
+        returns: Descriptors of what runs at return.
         n_failed: Places that the kernel refused, by error text.
     """
 
-    descriptors: list[int] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+    returns: list[int] = field(default_factory=list)
     n_failed: dict[str, int] = field(default_factory=dict)
 
     def close(self) -> None:
         """Detach; may wait for the kernel (0.1 s a place with perf events)."""
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        for descriptors in (self.entries, self.returns):
+            while descriptors:
+                os.close(descriptors.pop())
+
+
+def close_together(attachments: Iterable[Attachment]) -> None:
+    """Detach several at once: probes are gone at the begin, the waits for the kernel overlap.
+
+    Returns go a moment after entries, so that most calls that are under way are still completed.
+    """
+    taken = list(attachments)
+    with ThreadPoolExecutor(_CLOSERS) as closers:
+        for is_return in (False, True):
+            held = [one.returns if is_return else one.entries for one in taken]
+            descriptors = [descriptor for each in held for descriptor in each]
+            for each in held:
+                each.clear()
+            if is_return and descriptors:
+                time.sleep(_GRACE_S)
+            for descriptor in descriptors:
+                closers.submit(os.close, descriptor)
 
 
 @lru_cache(maxsize=1)
@@ -117,7 +145,8 @@ class Attacher:
             else:
                 for place in group:
                     self._open(attachment, path, program, place, is_return, pid)
-        if places and not attachment.descriptors:
+        if places and not attachment.entries:
+            attachment.close()
             reasons = ", ".join(attachment.n_failed) or "unknown"
             raise ProbeError(
                 f"no function of {path} can be probed ({reasons}); run 'tracer doctor'"
@@ -151,7 +180,7 @@ class Attacher:
             self._link(attachment, path, program, places[:half], is_return, pid)
             self._link(attachment, path, program, places[half:], is_return, pid)
         else:
-            attachment.descriptors.append(link)
+            (attachment.returns if is_return else attachment.entries).append(link)
 
     def _open(
         self,
@@ -179,7 +208,7 @@ class Attacher:
         except OSError as error:
             _count(attachment, error, 1)
         else:
-            attachment.descriptors.append(link)
+            (attachment.returns if is_return else attachment.entries).append(link)
         finally:
             os.close(event)
 

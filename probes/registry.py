@@ -48,6 +48,8 @@ class ProbeOptions:
         dcgm: ``dcgmi``, or the URL of a dcgm-exporter; None to leave DCGM alone.
         cupti: When to collect device times, and how; None to collect none.
         loading: The BPF module, if its compilation was begun already.
+        budget_share: CPU time that probing calls may add, as a share of the CPU time of the
+            launching threads; None for no budget.
     """
 
     tree: TargetTree
@@ -58,13 +60,14 @@ class ProbeOptions:
     dcgm: str | None = None
     cupti: CuptiOptions | None = None
     loading: ModuleLoading | None = None
+    budget_share: float | None = None
 
     @cached_property
     def calls(self) -> CudaCalls:
         """The probe of CUDA calls of this recording, which others look at."""
         from probes.cuda.calls import CudaCalls
 
-        return CudaCalls(self.tree, loading=self.loading)
+        return CudaCalls(self.tree, loading=self.loading, budget_share=self.budget_share)
 
 
 def _canary(options: ProbeOptions) -> Probe | None:

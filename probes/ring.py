@@ -52,6 +52,12 @@ class Ring:
         #: Whether the last drain reached all that had been reserved when it began.
         self.is_complete = True
 
+    @property
+    def n_reserved(self) -> int:
+        """Records that were ever put into the ring, the waiting ones included."""
+        (producer,) = struct.unpack_from("<Q", self._shared, 0)
+        return int(producer // self._stride)
+
     def drain(self, max_records: int | None = None) -> npt.NDArray[np.void]:
         """Return a copy of the records that are complete, oldest first, and free their room.
 

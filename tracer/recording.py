@@ -62,6 +62,8 @@ class RecordOptions:
         cupti: When to collect device times, and how; None to collect none.
         force: Replace an existing session.
         loading: The BPF module, if its compilation was begun already.
+        budget_share: CPU time that probing calls may add, as a share of the CPU time of the
+            launching threads; None for no budget.
         on_ready: Called once every probe is in place.
         is_terminal: Whether to keep a status line on standard error.
     """
@@ -76,6 +78,7 @@ class RecordOptions:
     cupti: CuptiOptions | None = None
     force: bool = False
     loading: ModuleLoading | None = None
+    budget_share: float | None = None
     on_ready: Callable[[], None] | None = None
     is_terminal: bool = False
 
@@ -106,6 +109,7 @@ def record(options: RecordOptions) -> int:
         dcgm=options.dcgm,
         cupti=options.cupti,
         loading=options.loading,
+        budget_share=options.budget_share,
     )
     probes = build_probes(asked, tables)
     writer = SessionWriter(path, Manifest(tool_version=__version__), force=options.force)

@@ -40,6 +40,7 @@ BPF_PERCPU_ARRAY(counters, u64, N_COUNTERS);
 BPF_RINGBUF_OUTPUT(entries, ENTRY_PAGES);
 BPF_RINGBUF_OUTPUT(returns, RETURN_PAGES);
 BPF_RINGBUF_OUTPUT(processes, SIDE_PAGES);
+BPF_RINGBUF_OUTPUT(wakes, 1);
 
 static __always_inline void count(u32 counter)
 {
@@ -131,11 +132,13 @@ static __always_inline struct call_entry *begin_call(struct pt_regs *ctx)
     }
     u32 sequence = slot->sequence + 1;
     slot->sequence = sequence;
+    u32 flags = 0;
     if (!(cookie & COOKIE_NO_RETURN)) {
         *frame_at(slot, depth) = sp;
         slot->depth = depth + 1;
     } else {
         slot->depth = depth;
+        flags = NO_RETURN;
     }
     struct call_entry *call = entries.ringbuf_reserve(sizeof(*call));
     if (!call) {
@@ -149,7 +152,7 @@ static __always_inline struct call_entry *begin_call(struct pt_regs *ctx)
     call->time_ns = bpf_ktime_get_ns();
     call->pid_tgid = id;
     call->function = cookie;
-    call->depth = depth;
+    call->depth = depth | flags;
     call->sequence = sequence;
     return call;
 }
@@ -236,6 +239,7 @@ int call_return(struct pt_regs *ctx)
 #define PROCESS_FORK 1
 #define PROCESS_EXEC 2
 #define PROCESS_EXIT 3
+#define PROCESS_LOAD 4
 #define CLONE_THREAD_FLAG 0x10000
 
 static __always_inline void send_process(u64 id, u32 kind, u32 child)
@@ -253,6 +257,28 @@ static __always_inline void send_process(u64 id, u32 kind, u32 child)
     processes.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
+/* Wake who attaches to new libraries; without room it is awake already. */
+static __always_inline void wake(u32 pid, u32 kind)
+{
+    struct process_record *record = wakes.ringbuf_reserve(sizeof(*record));
+    if (!record)
+        return;
+    __builtin_memset(record, 0, sizeof(*record));
+    record->time_ns = bpf_ktime_get_ns();
+    record->pid_tgid = (u64)pid << 32 | pid;
+    record->kind = kind;
+    wakes.ringbuf_submit(record, BPF_RB_FORCE_WAKEUP);
+}
+
+/* uprobe on the loader's _dl_debug_state: it has begun or ended to map or unmap libraries. */
+int library_loaded(struct pt_regs *ctx)
+{
+    u32 tgid = bpf_get_current_pid_tgid() >> 32;
+    if (targets.lookup(&tgid))
+        wake(tgid, PROCESS_LOAD);
+    return 0;
+}
+
 /* task:task_newtask: a child of a target is a target before it runs. */
 int process_fork(struct task_newtask_arguments *arguments)
 {
@@ -267,6 +293,7 @@ int process_fork(struct task_newtask_arguments *arguments)
     if (targets.update(&child, &value))
         count(TARGETS_FULL);
     send_process(id, PROCESS_FORK, child);
+    wake(child, PROCESS_FORK);
     return 0;
 }
 
@@ -282,6 +309,7 @@ int process_exec(struct sched_process_exec_arguments *arguments)
         slot->left_ns = 0;
     }
     send_process(id, PROCESS_EXEC, 0);
+    wake(tgid, PROCESS_EXEC);
     return 0;
 }
 

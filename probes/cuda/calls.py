@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,18 @@ import pyarrow as pa
 
 from analysis.schema import CUDA_CALL, EVENT, KERNEL_FUNCTION, LOSS, OPEN_CALL, Table
 from probes.attach import returns_survive_seccomp
+from probes.cuda import calibration
+from probes.cuda.budget import ProbeCost
 from probes.cuda.coverage import coverage
 from probes.cuda.decode import COPY_KIND_NAMES, FUNCTIONS_BY_INDEX, HAS_CODE, Arguments, decode
 from probes.cuda.functions import SYMBOL_INDEX, SYMBOLS, by_symbol
 from probes.cuda.kernels import KernelNames
+from probes.cuda.loaders import Wakes
 from probes.cuda.loading import PROCESS_PROGRAMS, ModuleLoading
 from probes.cuda.meaning import MeaningTracker
 from probes.cuda.pairing import Calls, OpenCalls, Pairing
 from probes.cuda.recent import RecentCalls
+from probes.cuda.shedding import Shedder
 from probes.cuda.tracing import Tracing
 from probes.cuda.watching import Change, LibraryWatcher
 from probes.host import proc
@@ -72,6 +76,8 @@ class CudaCalls:
         entry_bytes: Size of the ring of entries; None for the default.
         return_bytes: Size of the ring of returns; None for the default.
         loading: The BPF module, whose compilation was begun before; the three above are its.
+        budget_share: CPU time that probing may add, as a share of the CPU time of the launching
+            threads; calls are left out to keep it. None to record everything.
     """
 
     name = "cuda"
@@ -87,6 +93,7 @@ class CudaCalls:
         entry_bytes: int | None = None,
         return_bytes: int | None = None,
         loading: ModuleLoading | None = None,
+        budget_share: float | None = None,
     ) -> None:
         self._tree = tree
         self._is_entry_only = is_entry_only
@@ -99,7 +106,9 @@ class CudaCalls:
         self._loading = loading
         self._tracing: Tracing | None = None
         self._watcher: LibraryWatcher | None = None
-        self._pairing = Pairing(is_entry_only)
+        self._budget_share = budget_share
+        self._shedder: Shedder | None = None
+        self._pairing = Pairing()
         self._meaning = MeaningTracker()
         self._kernels = KernelNames()
         self._hits = np.zeros(len(SYMBOLS), np.int64)
@@ -131,7 +140,6 @@ class CudaCalls:
         """
         if not self._is_entry_only and self._has_filtered_target() and not _is_return_safe():
             self._is_entry_only = True
-            self._pairing = Pairing(is_entry_only=True)
             self._note = (
                 "Returns are not probed: this kernel kills a seccomp-filtered process at one; "
                 "boot another kernel for durations."
@@ -140,15 +148,25 @@ class CudaCalls:
         tracing = Tracing(loading or ModuleLoading(self._is_multi, **self._sizes))
         self._tracing = tracing
         try:
+            costs: Mapping[str, ProbeCost] = {}
+            if self._budget_share is not None:
+                costs = _probe_costs(tracing)
             for pid in self._tree.pids():
                 tracing.add_target(pid)
             tracing.watch(PROCESS_PROGRAMS)
             self._tree.refresh(time.monotonic_ns())
             self._follow_tree()
             self._watcher = LibraryWatcher(
-                tracing.attacher, self._tree.pids, self._started_ns.get, self._is_entry_only
+                tracing.attacher,
+                self._tree.pids,
+                self._started_ns.get,
+                self._is_entry_only,
+                Wakes(tracing.wakes, tracing.wakes_descriptor),
             )
             self._watcher.start()
+            if self._budget_share is not None:
+                self._shedder = Shedder(self._budget_share, costs, tracing, self._watcher)
+                self._shedder.start()
         except (OSError, ProbeError) as error:
             tracing.close()
             self._tracing = None
@@ -180,7 +198,11 @@ class CudaCalls:
         self._tracing = None
         watcher = self._watcher
 
+        shedder = self._shedder
+
         def detach() -> None:
+            if shedder is not None:
+                shedder.stop()
             watcher.stop()
             watcher.detach()
             tracing.close()
@@ -232,6 +254,9 @@ class CudaCalls:
                 for pid, one in self._coverage().items()
             }
         note = self._note
+        if self._shedder is not None:
+            details.update(self._shedder.details())
+            note = f"{note} {self._shedder.note_text()}".strip()
         if watcher is not None and not probed:
             note = f"{note} No CUDA library is mapped by the target (yet).".strip()
         return SourceReport(self.name, self._n_rows, self._n_lost, None, note, details)
@@ -279,7 +304,14 @@ class CudaCalls:
             self._hits += np.bincount(entries["function"], minlength=len(SYMBOLS))
         ending, self._ending = self._ending, []
         batches = self._note_processes(processes)
+        cut = self._shedder.take_cut() if self._shedder is not None else None
+        if cut is not None:
+            self._pairing.doubt(cut[1], cut[0])
         calls = self._pairing.feed(entries, returns, is_complete=is_complete)
+        if cut is not None:
+            self._pairing.doubt(cut[1], cut[0])
+        if self._shedder is not None:
+            self._shedder.note(entries, calls, self._pairing.threads())
         batches.extend(self._call_batches(calls))
         batches.extend(self._call_batches(self._end_threads(ending)))
         batches.extend(self._note_kernels(calls, now_ns))
@@ -390,6 +422,8 @@ class CudaCalls:
         assert self._watcher is not None
         batches.append(self._change_batch(self._watcher.take_changes(), now_ns))
         batches.append(self._loss_batch(tracing, now_ns))
+        if self._shedder is not None:
+            batches.extend(self._shedder.batches(now_ns))
         return [batch for batch in batches if batch.rows.num_rows]
 
     def _change_batch(self, changes: Sequence[Change], now_ns: int) -> Batch:
@@ -502,8 +536,8 @@ class CudaCalls:
         if not len(calls):
             return []
         self._missed += np.bincount(
-            calls.entries["function"][~calls.has_return], minlength=len(SYMBOLS)
-        ) * (not self._is_entry_only)
+            calls.entries["function"][calls.is_missed], minlength=len(SYMBOLS)
+        )
         for listener in self._listeners:
             listener.add(calls)
         arguments = decode(calls.entries)
@@ -549,6 +583,14 @@ class CudaCalls:
             kinds = pa.array(arguments.values["copy_kind"], mask=~arguments.is_known["copy_kind"])
             columns["copy_kind"] = _COPY_KINDS.take(kinds)
         return columns
+
+
+def _probe_costs(tracing: Tracing) -> Mapping[str, ProbeCost]:
+    """What a probe costs here, or what is assumed where it cannot be measured."""
+    try:
+        return calibration.measure(tracing)
+    except ProbeError:
+        return calibration.ASSUMED
 
 
 def _is_return_safe() -> bool:

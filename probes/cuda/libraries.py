@@ -242,6 +242,11 @@ class LibraryScanner:
         self._seen[pid] = _Seen(lines, first, state.start_ticks, libraries)
         return libraries
 
+    def mappings(self, pid: int) -> list[proc.Mapping]:
+        """Return the first executable mapping of each file of a process, as last scanned."""
+        seen = self._seen.get(pid)
+        return [] if seen is None else list(seen.mappings.values())
+
     def forget(self, pid: int) -> None:
         """Drop what is remembered of a process that ended."""
         self._seen.pop(pid, None)

@@ -13,6 +13,10 @@ from probes.cuda import program
 ENTRY_BYTES = 8 << 20
 RETURN_BYTES = 4 << 20
 SIDE_BYTES = 1 << 18
+WAKE_BYTES = 4096
+
+#: Runs where a program's loader says that it maps or unmaps libraries.
+LOADER_PROGRAM = "library_loaded"
 
 #: Program to the tracepoint that runs it.
 TRACEPOINTS = {
@@ -32,6 +36,7 @@ _MAPS = (
     "returns",
     "processes",
     "offcpu",
+    "wakes",
     "counters",
     "lost_entries",
     "lost_returns",
@@ -63,7 +68,8 @@ class ModuleLoading:
         self.side_bytes = side_bytes
         self.is_multi = attach.has_uprobe_multi() if is_multi is None else is_multi
         kind = "uprobe_multi" if self.is_multi else "kprobe"
-        requests = [bpf.ProgramRequest(name, kind) for name in program.program_names()]
+        names = (*program.program_names(), LOADER_PROGRAM)
+        requests = [bpf.ProgramRequest(name, kind) for name in names]
         requests += [bpf.ProgramRequest(name, "tracepoint") for name in TRACEPOINTS]
         self._loading = bpf.Loading(
             program.source_text(entry_bytes, return_bytes, side_bytes),

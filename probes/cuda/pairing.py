@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.schema import CALL_ENTRY, CALL_RETURN
-from probes.cuda.program import DEPTH_MASK, NO_ENTRY
+from probes.cuda.program import DEPTH_MASK, NO_ENTRY, NO_RETURN
 
 ENTRY_DTYPE = CALL_ENTRY.numpy_dtype()
 RETURN_DTYPE = CALL_RETURN.numpy_dtype()
@@ -67,6 +67,12 @@ class Calls:
         """Whether the return was seen."""
         return self.end_ns >= 0
 
+    @property
+    def is_missed(self) -> _Bool:
+        """Whether the return was probed and not seen."""
+        is_missed: _Bool = (self.end_ns < 0) & ((self.entries["depth"] & NO_RETURN) == 0)
+        return is_missed
+
 
 @dataclass(frozen=True)
 class OpenCalls:
@@ -88,8 +94,7 @@ class OpenCalls:
 class Pairing:
     """Pairs the records of any number of threads over consecutive batches.
 
-    Args:
-        is_entry_only: There are no return probes: each call is closed at once, without a return.
+    A call whose return is not probed is closed at once, without a return.
 
     Attributes:
         n_gap_records: Records that are missing in the sequence of their thread.
@@ -97,8 +102,7 @@ class Pairing:
         n_foreign_returns: Returns of calls entered before the recording saw their thread.
     """
 
-    def __init__(self, is_entry_only: bool = False) -> None:
-        self._is_entry_only = is_entry_only
+    def __init__(self) -> None:
         self._threads: dict[int, _Thread] = {}
         self._next_id = 1
         self._open = np.empty(0, ENTRY_DTYPE)
@@ -260,11 +264,9 @@ class Pairing:
         partner = order[closed] - n_entries
         end_ns[opened] = returns["time_ns"][partner].astype(np.int64)
         result[opened] = returns["result"][partner]
-        is_closed = is_entry & (_later_depth(thread, depth) <= depth)
-        if self._is_entry_only:
-            is_closed = is_entry
-        else:
-            self.n_return_missed += int((is_closed & (end_ns < 0)).sum())
+        has_probe = (raw_depth & NO_RETURN) == 0
+        is_closed = is_entry & ((_later_depth(thread, depth) <= depth) | ~has_probe)
+        self.n_return_missed += int((is_closed & has_probe & (end_ns < 0)).sum())
         parent = _parents(thread, depth, is_entry, call_id)
         parent[carried] = self._open_parent[order[carried]]
         stays = np.flatnonzero(is_entry & ~is_closed)
@@ -293,6 +295,21 @@ class Pairing:
             np.concatenate((self._held_entries["pid_tgid"], self._held_returns["pid_tgid"])),
         )
         return OpenCalls(self._open, self._open_id, depth, self._open_doubtful | has_held)
+
+    def doubt(self, functions: _Bool, before_ns: int) -> None:
+        """Take note that returns before a time may have been missed.
+
+        Args:
+            functions: Whether those of the function with that number were not probed meanwhile.
+            before_ns: Calls entered before this time are concerned.
+        """
+        self._open_doubtful |= functions[self._open["function"]] & (
+            self._open["time_ns"] < np.uint64(before_ns)
+        )
+
+    def threads(self) -> list[int]:
+        """Return the ``pid_tgid`` of every thread that made a call and has not ended."""
+        return list(self._threads)
 
     def end_threads(self, pid_tgids: Iterable[int]) -> Calls:
         """Forget threads that ended; return the calls they ended in, without a return."""

@@ -20,10 +20,12 @@ from probes.cuda.functions import FUNCTIONS, SYMBOL_INDEX, SYMBOLS, Function
 #: Registers of the arguments in order, by their names in the kernel's ``struct pt_regs``.
 _REGISTERS = ("di", "si", "dx", "cx", "r8", "r9")
 
-#: Bits of a record's ``depth``: the arguments could not be read; no entry belongs to the return.
+#: Bits of a record's ``depth``: the arguments could not be read; no entry belongs to the return;
+#: the return of this call is not probed.
 ARGUMENTS_UNREAD = 0x8000
 NO_ENTRY = 0x4000
-DEPTH_MASK = 0x3FFF
+NO_RETURN = 0x2000
+DEPTH_MASK = 0x1FFF
 
 #: Bit of an attach cookie: this function has no return probe.
 COOKIE_NO_RETURN = 1 << 16
@@ -220,6 +222,7 @@ def header(entry_bytes: int, return_bytes: int, side_bytes: int) -> str:
         "MAX_DEPTH": MAX_DEPTH,
         "ARGUMENTS_UNREAD": ARGUMENTS_UNREAD,
         "NO_ENTRY": NO_ENTRY,
+        "NO_RETURN": NO_RETURN,
         "COOKIE_NO_RETURN": COOKIE_NO_RETURN,
         "ENTRY_PAGES": entry_bytes // 4096,
         "RETURN_PAGES": return_bytes // 4096,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from analysis.schema import CALL_ENTRY, CALL_RETURN, OFFCPU_RECORD, PROCESS_RECORD
 from probes import attach, syscalls
 from probes.cuda import program
-from probes.cuda.loading import TRACEPOINTS, ModuleLoading
+from probes.cuda.loading import TRACEPOINTS, WAKE_BYTES, ModuleLoading
 from probes.ring import Ring
 
 #: Counters of the BPF side, by their index there.
@@ -50,6 +50,9 @@ class Tracing:
         self.returns = Ring(maps["returns"], loading.return_bytes, CALL_RETURN.numpy_dtype())
         self.processes = Ring(maps["processes"], loading.side_bytes, PROCESS_RECORD.numpy_dtype())
         self.offcpu = Ring(maps["offcpu"], loading.side_bytes, OFFCPU_RECORD.numpy_dtype())
+        #: New processes and libraries, for who attaches to them: readable when there are any.
+        self.wakes = Ring(maps["wakes"], WAKE_BYTES, PROCESS_RECORD.numpy_dtype())
+        self.wakes_descriptor = maps["wakes"]
         self.attacher = attach.Attacher(
             self._module.programs, program.RETURN_PROGRAM, self.is_multi
         )
@@ -119,6 +122,6 @@ class Tracing:
             self._free()
 
     def _free(self) -> None:
-        for ring in (self.entries, self.returns, self.processes, self.offcpu):
+        for ring in (self.entries, self.returns, self.processes, self.offcpu, self.wakes):
             ring.close()
         self._module.close()

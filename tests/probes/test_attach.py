@@ -43,7 +43,7 @@ def test_places_are_attached_and_detached(attacher, library):
     ]
     before = len(list(Path("/proc/self/fd").iterdir()))
     attachment = attacher.attach(str(library), places)
-    assert attachment.descriptors and not attachment.n_failed
+    assert attachment.entries and not attachment.n_failed
     attachment.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
@@ -52,7 +52,7 @@ def test_a_refused_place_does_not_take_the_others_with_it(attacher, library):
     (good,) = offsets(library, "cudaMalloc")
     places = [attach.Place(good, 1, "entry"), attach.Place(1 << 40, 2, "entry")]
     attachment = attacher.attach(str(library), places)
-    assert attachment.descriptors
+    assert attachment.entries
     assert sum(attachment.n_failed.values()) == 2
     attachment.close()
 

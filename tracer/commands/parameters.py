@@ -35,6 +35,19 @@ def parse_duration(text: str) -> int:
     return total
 
 
+def parse_share(text: str) -> float:
+    """Return a share like 1% or 0.5% as a part of one: 0.01, 0.005.
+
+    Raises:
+        click.BadParameter: it is not a percentage between 0 and 100.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    share = float(match[1]) / 100 if match else 0.0
+    if not 0 < share <= 1:
+        raise click.BadParameter(f"'{text}' is not a share; write for example 1% or 0.5%")
+    return share
+
+
 #: Ending of a session directory's name.
 SESSION_SUFFIX = ".tracer"
 

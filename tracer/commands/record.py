@@ -14,7 +14,7 @@ from tracer.commands.cupti_options import (
     parse_cupti,
     remove_place,
 )
-from tracer.commands.parameters import parse_duration
+from tracer.commands.parameters import parse_duration, parse_share
 from tracer.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +72,14 @@ if TYPE_CHECKING:
     metavar="CAUSE",
     help="Record only what this cause needs, e.g. launch.cpu_delay.",
 )
+@click.option(
+    "--budget",
+    "budget_share",
+    type=parse_share,
+    metavar="SHARE",
+    help="CPU time that probing may add to the launching threads, e.g. 1%; calls beyond it are "
+    "left out, and the session says which. By default every call is recorded.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing session.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
 def command(
@@ -88,6 +96,7 @@ def command(
     every_ns: int | None,
     has_graph_nodes: bool,
     causes: tuple[str, ...],
+    budget_share: float | None,
     force: bool,
     arguments: tuple[str, ...],
 ) -> int:
@@ -131,6 +140,7 @@ def command(
                 dcgm=dcgm,
                 causes=causes,
                 cupti=cupti,
+                budget_share=budget_share,
                 force=force,
                 loading=loading,
                 on_ready=None if launched is None else launched.release,
