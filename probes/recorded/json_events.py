@@ -210,8 +210,7 @@ class EventStream:
         ):
             block = self._block(data, np.concatenate([_ZERO, starts[:-1]]), ends)
             return block, data[starts[-1] :] if len(starts) else data, False
-        end = first_unmatched(data)
-        exact_starts, exact_ends = split_exactly(data if end is None else data[:end])
+        exact_starts, exact_ends, end = split_exactly(data)
         block = self._block(data, exact_starts, exact_ends)
         if end is not None:
             return block, data[end + 1 :], True
@@ -352,17 +351,18 @@ def _tokens(data: bytes) -> tuple[_Ints, npt.NDArray[np.int8]]:
     return positions[is_bracket], np.where(kinds[is_bracket] == _OPEN, 1, -1).astype(np.int8)
 
 
-def first_unmatched(data: bytes) -> int | None:
-    """Return where the first closing bracket without an opening one is, or None."""
-    positions, steps = _tokens(data)
-    below = np.flatnonzero(np.cumsum(steps, dtype=np.int64) < 0)
-    return int(positions[below[0]]) if len(below) else None
+def split_exactly(data: bytes) -> tuple[_Ints, _Ints, int | None]:
+    """Return where each complete object of a sequence begins and ends, strings respected.
 
-
-def split_exactly(data: bytes) -> tuple[_Ints, _Ints]:
-    """Return where each complete object of a sequence begins and ends, strings respected."""
+    Last is where the sequence ends: at the first closing bracket without an opening one, None
+    where there is none.
+    """
     positions, steps = _tokens(data)
     depth = np.cumsum(steps, dtype=np.int64)
+    below = np.flatnonzero(depth < 0)
+    end = int(positions[below[0]]) if len(below) else None
+    if end is not None:
+        positions, steps, depth = (values[: below[0]] for values in (positions, steps, depth))
     starts = positions[(steps == 1) & (depth == 1)]
     ends = positions[(steps == -1) & (depth == 0)] + 1
-    return starts[: len(ends)], ends
+    return starts[: len(ends)], ends, end

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.probe import Batch
+from probes.recorded.ahead import ahead
 from probes.recorded.devices import DeviceIndex
 from probes.recorded.json_events import GZIP_MAGIC, EventStream
 from probes.recorded.kineto_rows import parse_block
@@ -135,7 +136,7 @@ class KinetoRecording:
         stream = EventStream(file.path, self.problems)
         keep_python = _unpacked_bytes(file.path) <= _PYTHON_MAX_BYTES
         rank = file.rank
-        for block in stream:
+        for block in ahead(stream):
             for rows in parse_block(block, stream.categories, keep_python, self.problems):
                 add_events(tables, rows, shift_ns, self.problems)
             if tables.n_held > _HELD_ROWS:
@@ -168,6 +169,8 @@ def _peek(path: Path) -> tuple[int | None, int | None]:
     try:
         for block in EventStream(path, Problems()).text():
             first = first or block[:_PROBE_BYTES]
+            if _BASE_KEY.search(first) and _RANK_KEY.search(first):
+                break
             last = (last + block)[-_PROBE_BYTES:]
     except (OSError, RecordingError):
         return None, None

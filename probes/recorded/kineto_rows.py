@@ -59,7 +59,9 @@ _REDUNDANT = frozenset(
 
 #: Microseconds exactly, whether written as a number or as text.
 _MICROSECONDS = pa.decimal128(38, 18)
-_NUMBER = pa.decimal128(38, 0)
+#: Process and thread; some traces write them as text, which only a decimal takes.
+_NUMBER = pa.int64()
+_TEXT_NUMBER = pa.decimal128(38, 0)
 _COMMON = [
     pa.field("ph", pa.string()),
     pa.field("name", pa.string()),
@@ -109,6 +111,12 @@ _SCHEMAS = {
     RANGE: pa.schema([*_COMMON, pa.field("tid", _NUMBER)]),
 }
 _SCHEMAS[PYTHON] = _SCHEMAS[RANGE]
+_WITH_TEXT_NUMBERS = {
+    group: pa.schema(
+        [item.with_type(_TEXT_NUMBER) if item.name in ("pid", "tid") else item for item in schema]
+    )
+    for group, schema in _SCHEMAS.items()
+}
 
 _MAX_MICROSECONDS = 4e15
 #: Text that one thread parses at a time; a longer event is parsed alone.
@@ -189,6 +197,9 @@ def parse_block(
     """
     members = np.array([group_of(name) or "" for name in categories] + [""])[block.categories]
     _count_others(block, categories, members, problems)
+    # Lines are what parts events for the parser.
+    raw = block.raw.replace(b"\n", b" ").replace(b"\r", b" ")
+    names = [name.lower() for name in categories]
     for group in (DEVICE, SYNC, CALL, RANGE, PYTHON):
         rows = np.flatnonzero(members == group)
         if len(rows) == 0:
@@ -196,19 +207,19 @@ def parse_block(
         if group == PYTHON and not keep_python:
             problems.add("Python function of a large trace: left out", len(rows))
             continue
-        raw = block.raw
         pieces = [
             raw[start:end]
             for start, end in zip(
                 block.starts[rows].tolist(), block.ends[rows].tolist(), strict=True
             )
         ]
-        names = [name.lower() for name in categories]
         codes = block.categories[rows]
-        table = _parse(b"\x00".join(pieces), group, len(pieces))
+        table = _parse(b"\n".join(pieces), group, len(pieces))
         if table is None:
-            table, codes, names = _parse_tolerantly(block, group, problems)
-        found = _valid(table, group, codes, names, problems)
+            table, codes, own_names = _parse_tolerantly(block, group, problems)
+            found = _valid(table, group, codes, own_names, problems)
+        else:
+            found = _valid(table, group, codes, names, problems)
         if found is not None:
             yield found
 
@@ -226,32 +237,26 @@ def _count_others(
             problems.add(f"event of category '{categories[code][:60]}': not imported", count)
 
 
-def _parse(joined: bytes, group: str, n_rows: int) -> pa.Table | None:
-    """Parse events separated by NUL, or return None when any of them is not as expected."""
-    if not joined.isascii():
+def _parse(lines: bytes, group: str, n_rows: int) -> pa.Table | None:
+    """Parse events of one line each, or return None when any of them is not as expected."""
+    if not lines.isascii():
         try:
-            joined.decode("utf-8")
+            lines.decode("utf-8")
         except UnicodeDecodeError:
-            joined = joined.decode("utf-8", "replace").encode()
-    lines = joined.translate(_LINES) + b"\n"
-    try:
-        table = pj.read_json(
-            pa.BufferReader(lines),
-            read_options=pj.ReadOptions(use_threads=True, block_size=_PARSE_BYTES),
-            parse_options=pj.ParseOptions(
-                explicit_schema=_SCHEMAS[group], unexpected_field_behavior="ignore"
-            ),
-        )
-        for name in ("pid", "tid"):
-            if name in table.column_names:
-                index = table.column_names.index(name)
-                table = table.set_column(index, name, table[name].cast(pa.int64()))
-    except pa.ArrowInvalid:
-        return None
-    return table if table.num_rows == n_rows else None
-
-
-_LINES = bytes.maketrans(b"\n\r\x00", b"  \n")
+            lines = lines.decode("utf-8", "replace").encode()
+    for schema in (_SCHEMAS[group], _WITH_TEXT_NUMBERS[group]):
+        try:
+            table = pj.read_json(
+                pa.BufferReader(lines + b"\n"),
+                read_options=pj.ReadOptions(use_threads=True, block_size=_PARSE_BYTES),
+                parse_options=pj.ParseOptions(
+                    explicit_schema=schema, unexpected_field_behavior="ignore"
+                ),
+            )
+            return table.cast(_SCHEMAS[group]) if table.num_rows == n_rows else None
+        except pa.ArrowInvalid:
+            continue
+    return None
 
 
 def _parse_tolerantly(
@@ -259,7 +264,7 @@ def _parse_tolerantly(
 ) -> tuple[pa.Table, _Ints, list[str]]:
     """Parse one group of a block event by event; count and drop what is not readable."""
     lines, names = [], []
-    starts, ends = split_exactly(block.raw)
+    starts, ends, _ = split_exactly(block.raw)
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         piece = block.raw[start:end]
         try:
@@ -278,7 +283,7 @@ def _parse_tolerantly(
             continue
         lines.append(json.dumps(clean).encode())
         names.append(category.lower())
-    table = _parse(b"\x00".join(lines), group, len(lines)) if lines else None
+    table = _parse(b"\n".join(lines), group, len(lines)) if lines else None
     if table is None:
         problems.add("event that is no valid JSON", len(lines))
         return _SCHEMAS[group].empty_table(), np.empty(0, np.int64), []

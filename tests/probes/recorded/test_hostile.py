@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from probes.recorded import RecordingError
-from probes.recorded.json_events import first_unmatched, split_exactly
+from probes.recorded.json_events import split_exactly
 from tests.probes.recorded.tables import read_all
 from tests.probes.recorded.traces import kernel, launch, write_trace
 
@@ -250,9 +250,11 @@ def test_events_of_any_shape(tmp_path, events):
 @settings(max_examples=100, deadline=None)
 def test_splitting_follows_strings_and_brackets(values):
     pieces = [json.dumps({"a": value}) for value in values]
-    starts, ends = split_exactly(" , ".join(pieces).encode())
+    starts, ends, end = split_exactly(" , ".join(pieces).encode())
+    assert end is None
     data = " , ".join(pieces).encode()
     found = [data[a:b].decode() for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
     assert found == pieces
-    assert first_unmatched(data) is None
-    assert first_unmatched(data + b" ]") == len(data) + 1
+    again, _, end = split_exactly(data + b" ] , {}")
+    assert end == len(data) + 1
+    assert again.tolist() == starts.tolist()
