@@ -1,0 +1,132 @@
+"""A comparison of two recordings as plain text, under 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+
+from analysis.compare import Change, Comparison, Side
+from analysis.compared_figures import Measure
+from analysis.finding import Status
+from analysis.report.terminal import WIDTH
+from analysis.report.words import REASON_TEXT, STATE_TEXT, duration_text
+
+_GROUPS = {
+    "load": "LOAD",
+    "service": "SERVICE",
+    "launches": "LAUNCHES",
+    "scheduling": "LAUNCHING THREAD",
+    "device": "DEVICE",
+    "process": "PROCESS",
+    "budget": "BUDGET OF DEVICE TIME",
+}
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Return the comparison as text."""
+    changed = comparison.changed
+    n_all = len(comparison.changes)
+    lines = [_head(comparison), ""]
+    lines += [_side("before", comparison.before), _side("after", comparison.after), ""]
+    if comparison.before.attribution.is_simulated or comparison.after.attribution.is_simulated:
+        lines += ["The device was simulated: its times are not a GPU's.", ""]
+    if changed:
+        lines += [f"CHANGED ({len(changed)} of {n_all} figures)", ""]
+        lines += _table(changed)
+    rest = [item for item in comparison.changes if not item.is_beyond_noise]
+    if rest:
+        lines += [f"NO CHANGE BEYOND NOISE ({len(rest)} of {n_all} figures)", ""]
+        lines += _table(rest)
+    if comparison.not_compared:
+        lines += ["NOT COMPARED", *_list(comparison.not_compared), ""]
+    if comparison.notes:
+        lines += ["LOSSES AND GAPS", *_list(comparison.notes), ""]
+    lines += textwrap.wrap(
+        "In brackets the 95 % interval of the difference, from how each recording varies within "
+        "itself; n is the number of samples before/after. A change holds at 5 % over all figures "
+        "together. Two recordings of one and the same setup can differ by more than each varies: "
+        "compare two of those first if a change is small.",
+        WIDTH,
+    )
+    return "\n".join(lines)
+
+
+def _head(comparison: Comparison) -> str:
+    finding = comparison.regression
+    if finding.status is Status.FOUND:
+        text = f"REGRESSION ({100 * finding.confidence:.0f} % sure): {finding.summary}"
+    elif finding.status is Status.UNDECIDED:
+        text = f"UNDECIDED: {finding.summary} ({finding.undecided_because}). {finding.settled_by}"
+    elif comparison.changed:
+        text = "NO REGRESSION is proven, but figures changed: see below."
+        if finding.status is Status.NOT_APPLICABLE:
+            text += f" Whether the service is slower cannot be told: {finding.undecided_because}."
+    else:
+        text = f"NO CHANGE BEYOND NOISE in {len(comparison.changes)} figures."
+    return textwrap.fill(text, WIDTH)
+
+
+def _side(word: str, side: Side) -> str:
+    verdict = side.attribution.verdict
+    seconds = (side.end_ns - side.start_ns) / 1e9
+    return (
+        f"  {word:<6}  {side.name}: {seconds:.1f} s in {side.n_blocks} blocks, "
+        f"verdict {verdict.cause} ({100 * verdict.confidence:.0f} % sure)"
+    )
+
+
+def _table(changes: list[Change]) -> list[str]:
+    lines = []
+    for group, heading in _GROUPS.items():
+        rows = [item for item in changes if item.measure.group == group]
+        if not rows:
+            continue
+        lines.append(f"  {heading}")
+        for item in rows:
+            values = f"{_value(item.measure, item.before)} -> {_value(item.measure, item.after)}"
+            sample = f"n = {item.n_before:,}/{item.n_after:,}"
+            mark = " WORSE" if item.is_worse else ""
+            name = _name(item.measure)
+            if len(name) > 38:
+                lines.append(f"    {name}")
+                name = ""
+            lines.append(f"    {name:<38} {values}  {_difference(item)}  {sample}{mark}")
+        lines.append("")
+    return lines
+
+
+def _name(measure: Measure) -> str:
+    if measure.group != "budget":
+        text = measure.name
+    else:
+        state, reason = measure.state
+        is_same = STATE_TEXT[state] == REASON_TEXT[reason] or reason in ("work", state)
+        text = STATE_TEXT[state] if is_same else f"{STATE_TEXT[state]}: {REASON_TEXT[reason]}"
+    return text if not measure.device else f"{text} [device {measure.device}]"
+
+
+def _value(measure: Measure, value: float) -> str:
+    if measure.unit == "ns":
+        return duration_text(value)
+    if measure.unit == "s":
+        return duration_text(1e9 * value)
+    if measure.unit == "bytes":
+        return f"{value / (1 << 20):,.1f} MiB"
+    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{digits} {measure.unit}".rstrip()
+
+
+def _difference(item: Change) -> str:
+    if item.measure.is_relative:
+        value, low, high = (100 * x for x in (item.difference, item.low, item.high))
+        return f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]"
+    unit = "points" if item.measure.unit == "%" else item.measure.unit
+    text = f"{item.difference:+.3g} {unit}".rstrip()
+    return f"{text} [{item.low:+.3g}, {item.high:+.3g}]"
+
+
+def _list(texts: list[str]) -> list[str]:
+    return [
+        line
+        for text in texts
+        for line in textwrap.wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    ]

@@ -1,0 +1,232 @@
+"""A session's tables for other tools: CSV files, or one DuckDB file with views."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+
+from analysis import schema
+from analysis.attribution import Attribution
+from analysis.report.files import LibraryError
+from analysis.timeline import Session
+
+#: What is asked of a session most, as views over its tables: name, tables it needs, query.
+VIEWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        "launch",
+        ("cuda_call",),
+        "SELECT * FROM cuda_call WHERE kind IN ('launch', 'graph_launch') AND depth = 0",
+    ),
+    (
+        "named_launch",
+        ("cuda_call", "kernel_function"),
+        "SELECT call.*, named.name AS kernel_name FROM cuda_call AS call LEFT JOIN (SELECT pid, "
+        "kernel, any_value(name) AS name FROM kernel_function GROUP BY pid, kernel) AS named "
+        "USING (pid, kernel) WHERE call.kind = 'launch' AND call.depth = 0",
+    ),
+    (
+        "launch_second",
+        ("cuda_call",),
+        "SELECT (start_ns - origin_ns) // 1000000000 AS second, pid, "
+        "count(*) AS n, quantile_disc(duration_ns, 0.5) AS p50_ns, "
+        "quantile_disc(duration_ns, 0.99) AS p99_ns, max(duration_ns) AS max_ns "
+        "FROM cuda_call, (SELECT start_ns AS origin_ns FROM session) "
+        "WHERE kind IN ('launch', 'graph_launch') AND depth = 0 "
+        "GROUP BY second, pid ORDER BY second, pid",
+    ),
+    (
+        "cpu_wait",
+        ("offcpu",),
+        "SELECT pid, tid, coalesce(occupant_name, taker_name) AS held_by, "
+        "coalesce(occupant_pid, taker_pid) AS held_by_pid, count(*) AS n, "
+        "sum(runnable_ns)::BIGINT AS waited_ns FROM offcpu WHERE runnable_ns > 0 "
+        "GROUP BY pid, tid, held_by, held_by_pid ORDER BY waited_ns DESC",
+    ),
+    (
+        "gpu_second",
+        ("gpu_sample",),
+        "SELECT (time_ns - origin_ns) // 1000000000 AS second, device, "
+        "avg(util_pct) AS util_pct, avg(power_mw) AS power_mw, avg(sm_clock_mhz) AS sm_clock_mhz, "
+        "avg(dram_active_pct) AS dram_active_pct "
+        "FROM gpu_sample, (SELECT start_ns AS origin_ns FROM session) "
+        "GROUP BY second, device ORDER BY second, device",
+    ),
+    (
+        "budget_state",
+        (),
+        "WITH spent AS (SELECT device, state, reason, sum(ns)::BIGINT AS ns FROM budget "
+        "GROUP BY device, state, reason) "
+        "SELECT *, ns / sum(ns) OVER (PARTITION BY device) AS share FROM spent "
+        "ORDER BY device, ns DESC",
+    ),
+)
+
+
+def write_csv(session: Session, folder: Path) -> int:
+    """Write every table of a session as ``TABLE.csv`` into a new folder; return the rows written.
+
+    Empty cells are nulls; text is quoted, so that an empty text is ``""``.
+    """
+    folder.mkdir()
+    n_rows = 0
+    for name in session.tables:
+        declared = schema.table(name)
+        arrow = declared.arrow_schema()
+        loose = pa.schema([field.with_nullable(True) for field in arrow])
+        with (folder / f"{name}.csv").open("wb") as sink:
+            writer: list[Any] = []
+
+            def start_over(
+                sink: Any = sink, writer: list[Any] = writer, loose: Any = loose
+            ) -> None:
+                sink.seek(0)
+                sink.truncate()
+                writer[:] = [pyarrow.csv.CSVWriter(sink, loose)]
+
+            def write(part: pa.Table, writer: list[Any] = writer, loose: Any = loose) -> int:
+                writer[0].write_table(part.cast(loose))
+                return part.num_rows
+
+            n_rows += sum(
+                session.collect(name, declared.column_names, write, start_over=start_over)
+            )
+            writer[0].close()
+    return n_rows
+
+
+def write_duckdb(session: Session, attribution: Attribution, path: Path) -> int:
+    """Write a session as one DuckDB file: its tables, its budget, findings and views.
+
+    Args:
+        session: The session.
+        attribution: Its attribution.
+        path: A file that does not exist.
+
+    Returns:
+        Rows of the session's tables.
+
+    Raises:
+        LibraryError: DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError:
+        raise LibraryError(
+            "a DuckDB file needs DuckDB, which is not installed; install it with: "
+            "pip install 'gpu-wait-tracer[sql]'"
+        ) from None
+    n_rows = 0
+    connection: Any = duckdb.connect(str(path))
+    try:
+        for name in session.tables:
+            n_rows += _copy_table(connection, session, name)
+        _write_answer(connection, session, attribution)
+        for name, needed, query in VIEWS:
+            if all(session.has(table) for table in needed):
+                connection.execute(f"CREATE VIEW {name} AS {query}")
+    finally:
+        connection.close()
+    return n_rows
+
+
+def _copy_table(connection: Any, session: Session, name: str) -> int:
+    """One table with the meaning of its columns as comments; return its rows."""
+    declared = schema.table(name)
+    fields = [item.with_nullable(True) for item in declared.arrow_schema()]
+    empty = pa.schema(fields).empty_table()
+
+    def start_over() -> None:
+        connection.register("part", empty)
+        connection.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM part")
+        connection.unregister("part")
+
+    def write(part: pa.Table) -> int:
+        connection.register("part", part)
+        connection.execute(f"INSERT INTO {name} SELECT * FROM part")
+        connection.unregister("part")
+        return part.num_rows
+
+    n_rows = sum(session.collect(name, declared.column_names, write, start_over=start_over))
+    connection.execute(f"COMMENT ON TABLE {name} IS {_quoted(f'a row is {declared.row}')}")
+    for column in declared:
+        connection.execute(f"COMMENT ON COLUMN {name}.{column.name} IS {_quoted(column.doc)}")
+    return n_rows
+
+
+def _write_answer(connection: Any, session: Session, attribution: Attribution) -> None:
+    """Tables ``session``, ``verdict``, ``finding`` and ``budget``."""
+    told = attribution.to_json()
+    verdict = told["verdict"]
+    findings = [
+        {
+            "number": number,
+            "cause": finding["cause"],
+            "status": finding["status"],
+            "confidence": float(finding["confidence"]),
+            "summary": finding["summary"],
+            "start_ns": finding["start_ns"],
+            "end_ns": finding["end_ns"],
+            "lost_ns": finding["lost_ns"],
+            "pid": finding["where"]["pid"],
+            "tid": finding["where"]["tid"],
+            "device": finding["where"]["device"],
+            "evidence": json.dumps(finding["evidence"]),
+        }
+        for number, finding in enumerate(told["findings"], start=1)
+    ]
+    budget = [
+        {
+            "device": window["device"],
+            "start_ns": window["start_ns"],
+            "end_ns": window["end_ns"],
+            **share,
+        }
+        for window in told["budget"]
+        for share in window["shares"]
+    ]
+    whole, real, word = pa.int64(), pa.float64(), pa.string()
+    for name, rows, columns in (
+        (
+            "session",
+            [
+                {
+                    "name": told["session"],
+                    "is_simulated": told["is_simulated"],
+                    "start_ns": told["start_ns"],
+                    "end_ns": told["end_ns"],
+                    "manifest": session.manifest.to_json(),
+                }
+            ],
+            {"name": word, "is_simulated": pa.bool_(), "start_ns": whole, "end_ns": whole}
+            | {"manifest": word},
+        ),
+        (
+            "verdict",
+            [{key: verdict[key] for key in ("cause", "confidence", "status", "text")}],
+            {"cause": word, "confidence": real, "status": word, "text": word},
+        ),
+        (
+            "finding",
+            findings,
+            {"number": whole, "cause": word, "status": word, "confidence": real, "summary": word}
+            | {"start_ns": whole, "end_ns": whole, "lost_ns": whole, "pid": whole, "tid": whole}
+            | {"device": whole, "evidence": word},
+        ),
+        (
+            "budget",
+            budget,
+            {"device": whole, "start_ns": whole, "end_ns": whole, "state": word, "reason": word}
+            | {"ns": whole, "share": real},
+        ),
+    ):
+        connection.register("part", pa.Table.from_pylist(rows, pa.schema(columns)))
+        connection.execute(f"CREATE TABLE {name} AS SELECT * FROM part")
+        connection.unregister("part")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,197 @@
+"""The report's page: what it says, what it escapes, how large it is - without a browser."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import attribute, open_session
+from analysis.report.files import OutputError
+from analysis.report.html import page, write_report
+from tests.analysis.builder import S, Service, SessionBuilder
+from tests.analysis.report.sessions import hostile, story
+
+PANELS = ("device", "calls", "threads", "service", "neighbours")
+
+
+class Reader(HTMLParser):
+    """Elements, their ids, and the visible text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: set[str] = set()
+        self.handlers: list[str] = []
+        self.text: list[str] = []
+        self._hidden = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.handlers += [name for name, _value in attrs if name.startswith("on")]
+        self.ids.update(value for name, value in attrs if name == "id" and value)
+        self._hidden += tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in ("script", "style")
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def data_of(text: str) -> dict[str, Any]:
+    packed = re.search(r'id="data">([A-Za-z0-9+/=]+)</script>', text)
+    assert packed
+    result: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    return result
+
+
+@pytest.fixture(scope="module")
+def contended(tmp_path_factory: pytest.TempPathFactory) -> str:
+    session = story(tmp_path_factory.mktemp("report") / "s.tracer", "launch.cpu_delay")
+    return page.render(session, attribute(session, page.window_ns(session)))
+
+
+def test_the_verdict_comes_first_and_every_part_is_there(contended: str) -> None:
+    found = Reader(contended)
+    words = found.words
+    assert words.index("launch.cpu_delay") < words.index("Where the device's time went")
+    assert "stress-ng" in words
+    assert {"budget", "findings", "slow", "mps", "recording", *PANELS} <= found.ids
+    assert "http://" not in contended.split('id="plotly"')[0].replace("http://127.0.0.1", "")
+    data = data_of(contended)
+    assert [chart["title"] for chart in data["panels"]["device"]] == ["Utilisation", "Power"]
+    marks = data["budgets"][0]["marks"]
+    assert marks[0]["name"] == "launch.cpu_delay" and marks[0]["is_proven"]
+    assert 0 <= marks[0]["spans"][0][0] < marks[0]["spans"][-1][1] <= data["seconds"]
+
+
+def test_the_layers_of_the_budget_add_up(contended: str) -> None:
+    budget = data_of(contended)["budgets"][0]
+    for index in range(len(budget["x"]) - 1):
+        assert sum(layer["y"][index] for layer in budget["layers"]) == pytest.approx(100, abs=0.1)
+    keys = [layer["key"] for layer in budget["layers"]]
+    assert "cpu_delay" in keys and "compute" in keys
+    patterned = [layer["pattern"] for layer in budget["layers"] if layer["key"] != "no_demand"]
+    assert patterned.count("") <= 1
+
+
+def test_a_slow_call_is_explained_where_the_session_allows(tmp_path: Path) -> None:
+    service = Service(seed=1)
+    service.decode_until(service.start + 3 * S)
+    begin = service.now
+    service.call("cudaLaunchKernel", "launch", 40_000_000, kernel=1)
+    held = {"taker_pid": 9, "taker_tid": 9, "taker_name": "hog"}
+    held |= {"occupant_pid": 9, "occupant_tid": 9, "occupant_name": "hog"}
+    service.absent(begin + 1_000_000, begin + 39_000_000, "running", 38_000_000, **held)
+    service.decode_until(service.start + 6 * S)
+    session = service.session(tmp_path / "s.tracer")
+    words = Reader(page.render(session, attribute(session))).words
+    assert "hog (9) had the CPU" in words
+    assert "Ready to run but waiting for a CPU for 38 ms (95 %)" in words
+
+
+def test_nothing_strange_becomes_a_part_of_the_page(tmp_path: Path) -> None:
+    plain = page.render(
+        session := story(tmp_path / "p.tracer", "launch.cpu_delay"), attribute(session)
+    )
+    session = hostile(tmp_path / "<img src=x onerror=alert(1)>.tracer")
+    text = page.render(session, attribute(session))
+    found = Reader(text)
+    assert "img" not in found.tags and found.handlers == []
+    assert found.tags.count("script") == Reader(plain).tags.count("script")
+    assert "<script>problems.push('ran')</script>" in found.words
+    assert "{{7*7}}" in found.words
+    assert "\u202e" not in text and "\x1b" not in text
+    assert "\\u202eevil" in found.words
+    assert "characters …" in found.words
+    assert len(text) < 5_000_000
+
+
+def test_what_is_missing_is_named_with_the_way_to_record_it(tmp_path: Path) -> None:
+    service = Service(has_engine=False, has_nvml=False)
+    service.decode_until(service.start + 2 * S)
+    session = service.session(tmp_path / "s.tracer")
+    words = Reader(page.render(session, attribute(session))).words
+    assert "gpu_sample was not recorded. Record it with: tracer record --pid PID" in words
+    assert "engine_sample was not recorded" in words
+    assert "thread_second was not recorded" in words
+
+
+def test_an_empty_session_still_has_a_report(tmp_path: Path) -> None:
+    session = SessionBuilder(tmp_path / "s.tracer").write()
+    found = Reader(page.render(session, attribute(session)))
+    assert set(PANELS) <= found.ids
+    assert "The session has no length" in found.words
+
+
+def test_the_simulated_device_is_labelled(tmp_path: Path) -> None:
+    service = Service()
+    service.decode_until(service.start + 2 * S)
+    for is_simulated in (False, True):
+        session = service.session(tmp_path / f"s{is_simulated}.tracer", is_simulated=is_simulated)
+        words = Reader(page.render(session, attribute(session))).words
+        assert ("simulated device" in words) is is_simulated
+
+
+def test_a_part_that_fails_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = story(tmp_path / "s.tracer", "healthy")
+
+    def fail(facts: object, scale: object) -> None:
+        raise KeyError("odd")
+
+    fail.__name__ = "device_panel"
+    monkeypatch.setattr(page, "PANELS", (fail, *page.PANELS[1:]))
+    found = Reader(page.render(session, attribute(session)))
+    assert "A part of this report failed on this session" in found.words
+    assert {"device", "calls"} <= found.ids
+
+
+def test_an_hour_is_small(tmp_path: Path) -> None:
+    """Samples of an hour and of eight GPUs; a spike of one sample must survive the thinning."""
+    start, hour = 1000 * S, 3600
+    samples = [
+        {
+            **{"time_ns": start + second * S, "device": device, "source": "nvml"},
+            **{"util_pct": float((second * 7 + device) % 60), "power_mw": 300_000 + second},
+            **{"sm_clock_mhz": 1000 + second % 400, "dram_active_pct": float(second % 30)},
+        }
+        for device in range(8)
+        for second in range(hour)
+    ]
+    samples[1234]["util_pct"] = 99.0
+    session = (
+        SessionBuilder(tmp_path / "s.tracer", start_ns=start, end_ns=start + hour * S)
+        .add("gpu_sample", samples)
+        .write()
+    )
+    assert write_report(session, tmp_path / "r.html") < 5_000_000
+    data = data_of((tmp_path / "r.html").read_text())
+    first = data["panels"]["device"][0]["lines"][0]
+    assert max(first["y"]) == 99.0 and min(first["y"]) == 0.0
+    assert len(first["x"]) <= 1200
+
+
+def test_a_report_replaces_only_when_asked(tmp_path: Path) -> None:
+    session = SessionBuilder(tmp_path / "s.tracer").write()
+    (tmp_path / "r.html").write_text("mine")
+    with pytest.raises(OutputError, match="--force"):
+        write_report(session, tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text() == "mine"
+    write_report(open_session(tmp_path / "s.tracer"), tmp_path / "r.html", force=True)
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["r.html", "s.tracer"]

@@ -1,0 +1,74 @@
+"""``tracer report`` and ``tracer export``: files, defaults, refusals, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.report.sessions import story, traced
+from tracer import cli
+
+
+def test_the_report_is_written_where_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story(tmp_path / "s.tracer", "launch.cpu_delay")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["report", "s.tracer"]) == 0
+    assert "s.html" in capsys.readouterr().err
+    assert "launch.cpu_delay" in (tmp_path / "s.html").read_text()
+    assert cli.run(["report", "s"]) == 6
+    assert "--force" in capsys.readouterr().err
+    assert cli.run(["report", "s", "--force", "-o", "s.html"]) == 0
+
+
+def test_a_report_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["report", str(tmp_path / "none")]) == 3
+    (tmp_path / "odd.tracer").mkdir()
+    assert cli.run(["report", str(tmp_path / "odd.tracer"), "-o", str(tmp_path / "r.html")]) == 3
+    assert not (tmp_path / "r.html").exists()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_library_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from analysis.report.html import page
+
+    story(tmp_path / "s.tracer", "healthy")
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    page._plotly.cache_clear()
+    monkeypatch.setattr(page.resources, "files", missing)
+    assert cli.run(["report", str(tmp_path / "s"), "-o", str(tmp_path / "r.html")]) == 4
+    assert "pip install plotly" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["perfetto", "chrome", "csv", "duckdb"])
+def test_every_format_is_written_under_its_default_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traced(tmp_path / "s.tracer")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["export", name, "s.tracer"]) == 0
+    told = capsys.readouterr().err
+    made = [path for path in tmp_path.iterdir() if path.name != "s.tracer"]
+    assert len(made) == 1 and made[0].name in told
+    assert made[0].is_dir() == (name == "csv")
+    assert cli.run(["export", name, "s.tracer"]) == 6
+    assert cli.run(["export", name, "s.tracer", "--force"]) == 0
+
+
+def test_a_chrome_trace_without_compression(tmp_path: Path) -> None:
+    traced(tmp_path / "s.tracer")
+    assert cli.run(["export", "chrome", str(tmp_path / "s"), "-o", str(tmp_path / "t.json")]) == 0
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_an_unknown_format_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["export", "excel", "s"]) == 2
+    assert "perfetto" in capsys.readouterr().err
