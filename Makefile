@@ -8,6 +8,8 @@ VENV := .venv
 DEV := .venv-dev
 MANDIR ?= /usr/local/share/man
 PACKAGES := python3 python3-venv python3-bpfcc gcc libc6-dev binutils make
+# Only for the tests: the browser that opens the report.
+TEST_PACKAGES := chromium
 CODE := tracer probes analysis
 
 .PHONY: demo setup test check bench acceptance docs system install-man clean
@@ -41,6 +43,7 @@ check: $(DEV)/.installed
 	$(DEV)/bin/mypy
 
 test: check
+	@PACKAGES="$(PACKAGES)" OPTIONAL="$(TEST_PACKAGES)" sh .ci/system-packages
 	$(DEV)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
 
 # One line a figure: name value unit baseline ratio; all of them in bench.json.
