@@ -45,7 +45,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """One other cause that was ruled out, and the number that did it."""
+    """One other cause that was ruled out, and the number that did it.
+
+    Attributes:
+        cause: Slug of the cause that it is not.
+        reason: Why, one sentence without an end.
+        evidence: The number, null where the reason has it.
+    """
 
     cause: str
     reason: str
@@ -54,7 +60,16 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Where:
-    """Where a finding applies; null is not known or not one place."""
+    """Where a finding applies; null is not known or not one place.
+
+    Attributes:
+        pid: Process, in the host's PID namespace.
+        tid: Thread of it.
+        device: GPU index.
+        rank: Rank in the job.
+        process: Name of the process.
+        stage: Pipeline stage.
+    """
 
     pid: int | None = None
     tid: int | None = None

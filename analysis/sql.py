@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: What installs it.
 INSTALL = "pip install 'gpu-wait-tracer[sql]'"
 #: Files, extensions and variables of the caller are out of reach of a query.
-_SETTINGS = {
+_SETTINGS: Any = {
     "enable_external_access": "false",
     "python_enable_replacements": "false",
     "autoinstall_known_extensions": "false",
@@ -47,7 +47,10 @@ def ask(session: Session, query: str) -> pd.DataFrame:
     try:
         for name in _named(connection, query):
             _register(connection, session, name)
-        rows = connection.execute(query).fetch_arrow_table()
+        found = connection.sql(query)
+        if found is None:
+            raise TimelineError("the query asks for no rows; begin it with SELECT or WITH")
+        rows = found.to_arrow_table()
     except duckdb.Error as error:
         reason = " ".join(str(error).split())[:300]
         raise TimelineError(

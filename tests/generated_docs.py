@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from analysis import schema
 from analysis.causes import CAUSES
+from analysis.json_schema import attribution_schema, comparison_schema
 from probes.cuda.functions import FUNCTIONS
 from probes.engine.names import VOCABULARY
 
@@ -113,10 +116,69 @@ def help_text(*command: str) -> str:
     return done.stdout.rstrip()
 
 
+def json_page() -> str:
+    """The JSON that commands print."""
+    lines = [HEADER, "# JSON", ""]
+    lines += [
+        "`--json` prints one object. `schema_version` is raised when a reader of the old one would "
+        "misread the new; within a version fields are only added, so pass over those that you do "
+        "not know. Times are int64 ns of CLOCK_MONOTONIC, null is unknown, a field with a unit "
+        "ends in it. For machines: [json-analyze.schema.json](json-analyze.schema.json) and "
+        "[json-diff.schema.json](json-diff.schema.json).",
+        "",
+        "For a soak run or CI the exit code of `tracer analyze --fail-on CAUSE[,...]` is enough: 7 "
+        "if one of the causes is found, 8 if one could be neither found nor ruled out, 0 if all "
+        "are ruled out; the other codes are at the end of [commands.md](commands.md)'s first help.",
+        "",
+    ]
+    shown: set[str] = set()
+    for schema_ in (attribution_schema(), comparison_schema()):
+        lines += [f"## {schema_['title']}", "", schema_["description"], ""]
+        lines += _fields(schema_)
+        for name, definition in schema_["$defs"].items():
+            if name not in shown:
+                lines += [f"### {name}", "", definition["description"], "", *_fields(definition)]
+            shown.add(name)
+    return "\n".join(lines)
+
+
+def _fields(schema_: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| `{name}` | {escaped(_kind(field))} | {escaped(field.get('description', ''))} |"
+        for name, field in schema_["properties"].items()
+    ]
+    return ["| field | type | meaning |", "|---|---|---|", *rows, ""]
+
+
+def _kind(field: dict[str, Any]) -> str:
+    """The type of a JSON field in words."""
+    if "$ref" in field:
+        name = field["$ref"].rsplit("/", 1)[1]
+        return f"[{name}](#{name})"
+    if "const" in field:
+        return str(field["const"])
+    if "enum" in field:
+        return ", ".join(f"`{word}`" for word in field["enum"])
+    if "anyOf" in field:
+        return " or ".join(_kind(part) for part in field["anyOf"])
+    if field["type"] == "array":
+        return f"list of {_kind(field['items'])}"
+    kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
+    return " or ".join(kinds)
+
+
+def schema_page(schema_: dict[str, Any]) -> str:
+    """One JSON Schema, for machines."""
+    return json.dumps(schema_, indent=1) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "causes.md": cause_page,
     "commands.md": command_page,
     "functions.md": function_page,
+    "json.md": json_page,
+    "json-analyze.schema.json": lambda: schema_page(attribution_schema()),
+    "json-diff.schema.json": lambda: schema_page(comparison_schema()),
     "metrics.md": metric_page,
     "tables.md": table_page,
 }

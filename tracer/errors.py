@@ -10,7 +10,9 @@ EXIT_CODES = {
     3: "the input cannot be read",
     4: "rights or requirements are missing",
     5: "the target does not exist or ended before anything was recorded",
-    6: "the session could not be written in full",
+    6: "the session, report or export could not be written in full",
+    7: "a cause that --fail-on names was found",
+    8: "a cause that --fail-on names could be neither found nor ruled out",
 }
 
 

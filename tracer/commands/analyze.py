@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from tracer.commands.parameters import find_session, parse_duration
+from tracer.commands.parameters import find_cause, find_session, parse_duration
 from tracer.errors import UsageError
-from tracer.plain_text import plain
+from tracer.plain_text import plain, plain_line
+
+if TYPE_CHECKING:
+    from analysis.attribution import Attribution
 
 #: More windows than this would fill the memory, and nobody reads them.
 MAX_WINDOWS = 1_000_000
+#: What ``--fail-on`` may name besides causes: any cause at all.
+ANY = "any"
+#: Exit codes of ``--fail-on``, as in :data:`tracer.errors.EXIT_CODES`.
+EXIT_FOUND = 7
+EXIT_UNTOLD = 8
 
 
 @click.command("analyze")
@@ -26,13 +35,29 @@ MAX_WINDOWS = 1_000_000
     show_default=True,
     help="Length of one window of the budget of time.",
 )
+@click.option(
+    "--explain", "explained", metavar="CAUSE", help="Print the whole chain of evidence of a cause."
+)
+@click.option(
+    "--fail-on",
+    "fail_on",
+    metavar="CAUSE[,...]",
+    help="Exit with 7 if one of these causes is found, with 8 if one could be neither found nor "
+    "ruled out; 'any' stands for all.",
+)
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
-def command(session: Path, window_ns: int, is_json: bool) -> None:
+def command(
+    session: Path, window_ns: int, explained: str | None, fail_on: str | None, is_json: bool
+) -> int:
     """Say what the device of SESSION was waiting for, and why.
 
     Example:
-      tracer analyze incident.tracer --window 1s
+      tracer analyze incident.tracer --explain launch.cpu_delay
     """
+    if explained is not None and is_json:
+        raise UsageError("--explain is for reading; --json has the same facts: give one of them")
+    asked = find_cause(explained) if explained is not None else None
+    watched = _watched(fail_on)
     from tracer.lean_arrow import make_arrow_lean
 
     make_arrow_lean()
@@ -53,7 +78,63 @@ def command(session: Path, window_ns: int, is_json: bool) -> None:
     attribution = attribute(opened, window_ns=window_ns)
     if is_json:
         click.echo(json.dumps(attribution.to_json(), indent=1))
-        return
-    from analysis.report.terminal import render
+    elif asked is not None:
+        from analysis.report.explain import explain
 
-    click.echo(plain(render(attribution)))
+        click.echo(plain(explain(attribution, opened, asked)))
+    else:
+        from analysis.report.terminal import render
+
+        click.echo(plain(render(attribution)))
+    return _exit_code(attribution, watched) if watched else 0
+
+
+def _watched(fail_on: str | None) -> set[str]:
+    """Causes that ``--fail-on`` names; outcomes of the verdict may be named too.
+
+    Raises:
+        UsageError: one is not in the vocabulary, or no recording can show it.
+    """
+    if fail_on is None:
+        return set()
+    from analysis.causes.outcome import CAUSES as OUTCOMES
+
+    slugs = {slug.strip() for slug in fail_on.split(",") if slug.strip()}
+    if not slugs:
+        raise UsageError("--fail-on names no cause; give e.g. --fail-on hang.kernel,launch.gil")
+    for slug in slugs - {ANY}:
+        cause = find_cause(slug)
+        if not cause.is_implemented and cause not in OUTCOMES:
+            how = f"it is stated by {cause.stated_by}" if cause.stated_by else "nothing states it"
+            raise UsageError(f"--fail-on {slug} would never fail: {how}; see: tracer causes {slug}")
+    return slugs
+
+
+def _exit_code(attribution: Attribution, watched: set[str]) -> int:
+    """The exit code of ``--fail-on``, said on standard error too."""
+    from analysis.causes import CAUSES
+    from analysis.finding import Status
+
+    statuses: dict[str, set[Status]] = {}
+    for item in [*attribution.checked, *attribution.findings]:
+        statuses.setdefault(item.cause, set()).add(item.status)
+    implemented = {cause.slug for cause in CAUSES if cause.is_implemented}
+    slugs = watched | implemented if ANY in watched else watched
+    found = [slug for slug in sorted(slugs) if Status.FOUND in statuses.get(slug, ())]
+    outcome = {attribution.verdict.cause} & watched - implemented
+    if found or outcome:
+        names = ", ".join([*found, *outcome])
+        click.echo(plain_line(f"--fail-on: found {names}."), err=True)
+        return EXIT_FOUND
+    untold = set()
+    for slug in slugs & implemented:
+        # Among all causes some always lack their sources; one that was named must be looked for.
+        is_looked_for = statuses.get(slug, set()) == {Status.NOT_FOUND}
+        is_doubted = Status.UNDECIDED in statuses.get(slug, ())
+        if is_doubted or (slug in watched and not is_looked_for):
+            untold.add(slug)
+    if untold:
+        names = ", ".join(sorted(untold))
+        click.echo(plain_line(f"--fail-on: neither found nor ruled out: {names}."), err=True)
+        return EXIT_UNTOLD
+    return 0

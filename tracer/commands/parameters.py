@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from tracer.errors import InputError
+from tracer.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from analysis.causes import Cause
 
 _UNITS_NS = {
     "ms": 1_000_000,
@@ -48,6 +53,21 @@ def parse_share(text: str) -> float:
     return share
 
 
+_BYTES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def parse_bytes(text: str) -> int:
+    """Return a size like 500M or 2G in bytes; a bare number is bytes.
+
+    Raises:
+        click.BadParameter: it is not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", text.lower())
+    if match is None:
+        raise click.BadParameter(f"'{text}' is not a size; write for example 500M or 2G")
+    return round(float(match[1]) * _BYTES.get(match[2], 1))
+
+
 #: Ending of a session directory's name.
 SESSION_SUFFIX = ".tracer"
 
@@ -65,3 +85,19 @@ def find_session(path: Path) -> Path:
         if candidate.is_dir():
             return candidate
     raise InputError(f"{path} does not exist; give the directory that 'tracer record -o DIR' wrote")
+
+
+def find_cause(slug: str) -> Cause:
+    """Return the declaration of a cause of the vocabulary.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    from analysis.causes import CAUSES
+
+    declared = {cause.slug: cause for cause in CAUSES}
+    if slug not in declared:
+        close = difflib.get_close_matches(slug, declared, n=1)
+        hint = f"did you mean {close[0]}?" if close else "list them with: tracer causes"
+        raise UsageError(f"there is no cause {slug}; {hint}")
+    return declared[slug]

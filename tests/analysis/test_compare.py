@@ -1,0 +1,125 @@
+"""Two recordings compared: what changed, what did not, and when that cannot be told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.compare import Change, Comparison, compare
+from analysis.finding import Status
+from analysis.report.comparison import render_comparison
+from analysis.report.terminal import WIDTH
+from analysis.timeline import Session, TimelineError
+from tests.analysis.builder import MS, S, Service
+
+
+def service(seed: int, **options: object) -> Service:
+    return Service(seed=seed, **options)  # type: ignore[arg-type]
+
+
+def decoded(path: Path, seed: int, seconds: int = 30, slower: float = 1.0, **options: object):
+    played = service(seed, **options)
+    played.decode_until(played.start + seconds * S, slower)
+    return played.session(path)
+
+
+def by_name(comparison: Comparison) -> dict[str, Change]:
+    return {f"{item.measure.group}: {item.measure.name}": item for item in comparison.changes}
+
+
+def test_the_same_service_twice_has_no_change_beyond_noise(tmp_path: Path):
+    for seed in range(4):
+        before = decoded(tmp_path / f"b{seed}", seed)
+        after = decoded(tmp_path / f"a{seed}", seed + 100)
+        comparison = compare(before, after)
+        assert comparison.changed == [], [item.measure.name for item in comparison.changed]
+        assert comparison.regression.status is Status.NOT_FOUND
+        assert len(comparison.changes) >= 10
+        text = render_comparison(comparison)
+        assert text.startswith("NO CHANGE BEYOND NOISE")
+        assert all(len(line) <= WIDTH + 30 for line in text.splitlines())
+
+
+def test_an_eighteen_percent_slower_device_is_a_regression(tmp_path: Path):
+    before, after = decoded(tmp_path / "b", 1), decoded(tmp_path / "a", 2, slower=1.2)
+    comparison = compare(before, after)
+    found = comparison.regression
+    assert found.status is Status.FOUND and found.confidence >= 0.8
+    tokens = by_name(comparison)["service: tokens generated"]
+    assert tokens.is_worse and tokens.low < tokens.difference < tokens.high < 0
+    # A step is 8 ms of device and 0.7 ms of host: 9.6 + 0.7 against 8 + 0.7.
+    assert tokens.difference == pytest.approx(8.8 / 10.4 - 1, abs=0.02)
+    assert not by_name(comparison)["launches: cudaGraphLaunch, p50"].is_beyond_noise
+    text = render_comparison(comparison)
+    assert text.startswith("REGRESSION")
+    assert f"tokens generated {100 * tokens.difference:.0f} %" in text.replace("\n", " ")
+
+
+def test_slower_launches_show_by_function(tmp_path: Path):
+    before, after = decoded(tmp_path / "b", 1), decoded(tmp_path / "a", 2, launch=30_000)
+    launches = by_name(compare(before, after))["launches: cudaLaunchKernel, p50"]
+    assert launches.is_worse and launches.n_before > 1000
+    assert launches.before == pytest.approx(8_000, rel=0.05)
+    assert launches.after == pytest.approx(30_000, rel=0.05)
+
+
+def test_a_launching_thread_that_now_waits_shows_in_scheduling_and_budget(tmp_path: Path):
+    played = service(2)
+    while played.now < played.start + 30 * S:
+        played.preempt(4 * MS)
+        played.decode_step()
+    comparison = compare(decoded(tmp_path / "b", 1), played.session(tmp_path / "a"))
+    changes = by_name(comparison)
+    assert comparison.after.attribution.verdict.cause == "launch.cpu_delay"
+    assert changes["budget: idle: cpu_delay"].difference > 20
+    assert changes["scheduling: launching thread waiting for a CPU"].is_worse
+
+
+def test_more_load_is_no_regression(tmp_path: Path):
+    before = decoded(tmp_path / "b", 1, running=4)
+    after = decoded(tmp_path / "a", 2, slower=1.5, running=16)
+    comparison = compare(before, after)
+    assert by_name(comparison)["load: requests in the system"].is_beyond_noise
+    assert comparison.regression.status is Status.UNDECIDED
+    assert "requests in the system" in comparison.regression.undecided_because
+    assert comparison.regression.settled_by
+
+
+def test_without_the_engine_nothing_is_said_about_the_service(tmp_path: Path):
+    before = decoded(tmp_path / "b", 1, has_engine=False)
+    after = decoded(tmp_path / "a", 2, slower=1.3, has_engine=False)
+    comparison = compare(before, after)
+    assert comparison.regression.status is Status.NOT_APPLICABLE
+    assert "--engine URL" in comparison.regression.undecided_because
+    assert by_name(comparison)["launches: launches"].is_beyond_noise
+
+
+def test_two_ranges_of_one_session(tmp_path: Path):
+    played = service(5)
+    played.decode_until(played.start + 30 * S)
+    middle = played.now
+    played.decode_until(middle + 30 * S, 1.3)
+    session = played.session(tmp_path / "s")
+    comparison = compare(
+        session.between(session.start_ns, middle), session.between(middle, session.end_ns)
+    )
+    assert comparison.regression.status is Status.FOUND
+    same = compare(
+        session.between(session.start_ns, session.start_ns + 14 * S),
+        session.between(session.start_ns + 14 * S, session.start_ns + 28 * S),
+    )
+    assert same.regression.status is Status.NOT_FOUND
+
+
+def test_what_only_one_has_is_named(tmp_path: Path):
+    comparison = compare(decoded(tmp_path / "b", 1), decoded(tmp_path / "a", 2, has_nvml=False))
+    assert "device, utilisation (device 0): only in BEFORE" in comparison.not_compared
+    json.dumps(comparison.to_json(), allow_nan=False)
+
+
+def test_too_short_is_said(tmp_path: Path):
+    short: Session = decoded(tmp_path / "b", 1, seconds=5)
+    with pytest.raises(TimelineError, match=r"BEFORE is 5\.\d s long, too short"):
+        compare(short, short)
