@@ -1,0 +1,148 @@
+"""What a verdict counts as, what the figures are, and that the page of the docs tells the truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import attribute
+from tests.scenarios import report, sources
+from tests.scenarios.ablation import ABLATIONS, without
+from tests.scenarios.build import build
+from tests.scenarios.case import all_cases
+from tests.scenarios.report import SHORT_SEED
+from tests.scenarios.score import Result, Truth, grade, summarise
+from tests.scenarios.scoreboard import DOCS, results_of
+from tests.scenarios.sources import Sample
+
+REFRESH = "run 'make scoreboard-docs' (or 'python -m tests.scenarios.scoreboard --docs')"
+
+
+def answer(
+    cause: str, confidence: float, *findings: tuple[str, str, float], seconds: float = 36.0
+) -> dict[str, Any]:
+    return {
+        "verdict": {"cause": cause, "confidence": confidence},
+        "findings": [{"cause": c, "status": s, "confidence": sure} for c, s, sure in findings],
+        "start_ns": 0,
+        "end_ns": int(seconds * 1e9),
+    }
+
+
+HANG = Truth("hang.kernel")
+OPEN = Truth("unknown", ("none", "undecided"), must_not=("power.throttle",))
+WELL = Truth("healthy", ("found",))
+WEAK = Truth("launch.gc_pause", ("undecided",))
+
+
+@pytest.mark.parametrize(
+    ("truth", "said", "outcome"),
+    [
+        (HANG, answer("hang.kernel", 0.9, ("hang.kernel", "found", 0.9)), "right"),
+        (HANG, answer("unknown", 0.0), "unknown"),
+        (HANG, answer("unknown", 0.0, ("hang.kernel", "undecided", 0.4)), "unknown"),
+        (HANG, answer("unknown", 0.0, ("queue.overload", "undecided", 0.4)), "unsure"),
+        (HANG, answer("queue.overload", 0.6, ("queue.overload", "found", 0.6)), "unsure"),
+        (HANG, answer("queue.overload", 0.7, ("queue.overload", "found", 0.7)), "wrong"),
+        (HANG, answer("healthy", 0.8), "missed"),
+        (OPEN, answer("unknown", 0.0), "right"),
+        (OPEN, answer("unknown", 0.0, ("hang.kernel", "undecided", 0.4)), "right"),
+        (OPEN, answer("hang.kernel", 0.8, ("hang.kernel", "found", 0.8)), "wrong"),
+        (OPEN, answer("power.throttle", 0.5, ("power.throttle", "found", 0.5)), "wrong"),
+        (OPEN, answer("healthy", 0.8), "missed"),
+        (WELL, answer("healthy", 0.8), "right"),
+        (WELL, answer("launch.gil", 0.9, ("launch.gil", "found", 0.9)), "wrong"),
+        (WEAK, answer("unknown", 0.0, ("launch.gc_pause", "undecided", 0.4)), "right"),
+        (WEAK, answer("launch.gc_pause", 0.9, ("launch.gc_pause", "found", 0.9)), "overstated"),
+    ],
+)
+def test_outcome(truth: Truth, said: dict[str, Any], outcome: str) -> None:
+    result = grade(truth, said, kind="built", name="x")
+    assert result.outcome == outcome
+    assert bool(result.why) == (outcome not in ("right",))
+
+
+def test_figures() -> None:
+    rows = [
+        grade(truth, said, kind="built", name=str(index))
+        for index, (truth, said) in enumerate(
+            [
+                (HANG, answer("hang.kernel", 0.95, ("hang.kernel", "found", 0.95))),
+                (HANG, answer("queue.overload", 0.95, ("queue.overload", "found", 0.95))),
+                (HANG, answer("unknown", 0.0)),
+                (WELL, answer("healthy", 0.8)),
+                (WELL, answer("launch.gil", 0.75, ("launch.gil", "found", 0.75))),
+            ]
+        )
+    ]
+    summary = summarise(rows)
+    assert (summary.n, summary.n_first, summary.n_confident_wrong) == (5, 2, 2)
+    assert summary.outcomes["unknown"] == 1
+    assert summary.healthy_hours == pytest.approx(72 / 3600)
+    assert summary.n_false_alarms == 1
+    # (from, to, stated, right): 0.75 and 0.8 below 0.9, two of 0.95 above.
+    assert summary.calibration[2:] == [(0.7, 0.9, 2, 1), (0.9, 1.0, 2, 1)]
+    assert summary.by_cause["hang.kernel"] == {
+        "cases": 3,
+        "first": 1,
+        "stated": 1,
+        "stated_right": 1,
+    }
+    assert summary.by_cause["queue.overload"]["stated"] == 1
+    assert summary.confusion["hang.kernel", "unknown"] == 1
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
+    """The short form: every built case of one seed."""
+    folder = tmp_path_factory.mktemp("short")
+    return [
+        result
+        for sample in sources.built(SHORT_SEED, folder)
+        for result in results_of(sample, folder, is_ablated=False)
+    ]
+
+
+def test_page_lists_what_is_wrong(short: list[Result]) -> None:
+    """What the docs say is still wrong is what is still wrong, no more and no less."""
+    said = report.listed((DOCS / "scoreboard.md").read_text(encoding="utf-8"))
+    true = {row.name: row.outcome for row in report.failures(short)}
+    worse = {name: true[name] for name in true if true[name] != said.get(name)}
+    assert said == true, f"differs from the page: {worse or set(said) - set(true)}; {REFRESH}"
+
+
+def test_no_analyzer_fails_on_a_case(short: list[Result], tmp_path: Path) -> None:
+    """Every case gets an answer, and none of them comes from an analyzer that was skipped."""
+    assert len(short) == len(all_cases())
+    case = next(case for case in all_cases() if case.name == "i13_sampler_never_returns")
+    notes = attribute(build(case, SHORT_SEED, tmp_path / "case")).notes
+    assert not [note for note in notes if "failed on this session" in note]
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS)
+def test_ablation_takes_one_source_away(ablation: str, tmp_path: Path) -> None:
+    case = next(case for case in all_cases() if case.name == "bandwidth_small_batch")
+    session = build(case, 1, tmp_path / "case")
+    poorer = without(session, ablation, tmp_path / "poorer")
+    assert poorer is not None
+    gone = set(session.tables) - set(poorer.tables)
+    expected = {
+        "without eBPF": {"cuda_call", "offcpu"},
+        "without engine metrics": {"engine_sample"},
+        "without GPU samples": {"gpu_sample", "gpu_process"},
+        "without DCGM": set(),
+    }[ablation]
+    assert gone == expected
+    if ablation == "without DCGM":
+        assert "dcgm" in session.table("gpu_sample")["source"].to_pylist()
+        assert "dcgm" not in poorer.table("gpu_sample")["source"].to_pylist()
+    sample = Sample("built", case.name, 1, sources.truth_of(case), poorer)
+    assert next(results_of(sample, tmp_path, is_ablated=False)).said
+
+
+def test_a_session_without_the_source_has_no_ablation(tmp_path: Path) -> None:
+    case = next(case for case in all_cases() if case.name == "i05_prefill_priority")
+    session = build(case, 1, tmp_path / "case")
+    assert without(session, "without eBPF", tmp_path / "poorer") is None
