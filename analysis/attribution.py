@@ -13,6 +13,7 @@ from analysis.causes.declaration import Cause
 from analysis.conclusion import Verdict, conclude, rank
 from analysis.facts import Facts
 from analysis.finding import Finding, Status
+from analysis.kept import Kept
 from analysis.timeline import Session
 
 #: Version of the JSON of an attribution; raised when a reader of the old one would misread it.
@@ -88,6 +89,12 @@ def attribute(
     Raises:
         ValueError: the window is not positive.
     """
+    if not session.is_range:
+        kept = Kept.read(session.path)
+        if not kept.is_whole:
+            from analysis.long_recording import attribute_long
+
+            return attribute_long(session, kept, window_ns, causes)
     facts = Facts(session)
     notes: list[str] = []
     answers = [_ask(facts, cause, notes) for cause in causes if cause.is_implemented]

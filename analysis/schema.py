@@ -665,8 +665,8 @@ EVENT = Table(
         _text(
             "kind",
             "device_times (complete for this process over this length), "
-            "fork, exec, exit, library, xid, gc, mark, source_lost, source_recovered, suspend, "
-            "clock_step, coverage, shed or other.",
+            "fork, exec, exit, restart, library, xid, gc, mark, trigger, source_lost, "
+            "source_recovered, suspend, clock_step, coverage, shed or other.",
         ),
         _int("pid", "Process it concerns.", True),
         _int("tid", "Thread it concerns.", True),
@@ -729,9 +729,71 @@ OPERATION = Table(
     command="tracer import TRACE.parquet",
 )
 
+CALL_SECOND = Table(
+    "call_second",
+    "the calls of one function by one thread that began in one second; rows of the same second, "
+    "thread and function add up",
+    (
+        _time("start_ns", "Begin of the second, CLOCK_MONOTONIC."),
+        _DURATION,
+        _PID,
+        _TID,
+        _FUNCTION,
+        _LAYER,
+        _KIND,
+        _int("depth", "As in cuda_call.", type="i16"),
+        _int("n_calls", "Calls, exact.", type="i64"),
+        _int("n_returned", "Those whose return was seen.", type="i64"),
+        _time("total_ns", "Sum of their lengths.", nullable=True),
+        _time("max_ns", "Longest of them.", nullable=True),
+        _bytes("size_bytes", "Sum of bytes copied, set, allocated or exchanged."),
+    ),
+    "start_ns",
+    command="tracer record --pid PID --keep 15m",
+)
+
+CALL_HISTOGRAM = Table(
+    "call_histogram",
+    "the outermost calls of one function by one process that began in one span of ten seconds and "
+    "whose lengths lie in one range; rows of the same span, function and range add up",
+    (
+        _time("start_ns", "Begin of the span, CLOCK_MONOTONIC."),
+        _DURATION,
+        _PID,
+        _FUNCTION,
+        _KIND,
+        _time("lower_ns", "Shortest length in the range."),
+        _time("upper_ns", "The range ends before this length; at most 10 % above the shortest."),
+        _int("n_calls", "Calls, exact.", type="i64"),
+    ),
+    "start_ns",
+    command="tracer record --pid PID --keep 15m",
+)
+
+OFFCPU_SECOND = Table(
+    "offcpu_second",
+    "the intervals off the CPU of one launching thread that began in one second and left in one "
+    "state; rows of the same second, thread and state add up",
+    (
+        _time("start_ns", "Begin of the second, CLOCK_MONOTONIC."),
+        _DURATION,
+        _PID,
+        _TID,
+        _text("state", "As in offcpu.", True),
+        _int("n_intervals", "Intervals, exact.", type="i64"),
+        _time("total_ns", "Sum of their lengths."),
+        _time("runnable_ns", "Part of it ready to run but waiting for a CPU.", nullable=True),
+        _time("max_ns", "Longest of them."),
+    ),
+    "start_ns",
+    command="tracer record --pid PID --keep 15m",
+)
+
 #: Every table, sorted by name. Keep this list sorted.
 TABLES: tuple[Table, ...] = (
     ANNOTATION,
+    CALL_HISTOGRAM,
+    CALL_SECOND,
     CLOCK_ANCHOR,
     CUDA_CALL,
     ENGINE_SAMPLE,
@@ -745,6 +807,7 @@ TABLES: tuple[Table, ...] = (
     LOSS,
     MPS_CLIENT,
     OFFCPU,
+    OFFCPU_SECOND,
     OPEN_CALL,
     OPERATION,
     PROCESS_SAMPLE,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -97,6 +97,12 @@ class Session:
         part = Session(self.path, self.manifest)
         part._bounds = (first, last)
         part.is_range = True
+        return part
+
+    def without(self, names: Iterable[str]) -> Session:
+        """Return the same session as if some tables had not been recorded."""
+        part = self.between(self.start_ns, self.end_ns)
+        part._segments.update({name: [] for name in names})
         return part
 
     def sql(self, query: str) -> pd.DataFrame:

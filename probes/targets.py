@@ -143,6 +143,16 @@ class TargetTree:
             changes.append(_change("fork", process, process.start_ns or now_ns))
         return changes
 
+    def add_root(self, pid: int) -> TargetProcess | None:
+        """Take a further process and all that descends from it into the tree; None if it ended."""
+        known = self._living.get(pid)
+        if known is not None:
+            return known.process
+        stat = proc.read_stat(pid, self._root)
+        if stat is None or stat.is_dead or pid in self._excluded:
+            return None
+        return self._add(stat)
+
     def note_fork(self, parent_pid: int, child_pid: int, time_ns: int) -> TargetChange | None:
         """Take over a fork that the kernel told; return the change, or None when it is none.
 

@@ -27,6 +27,7 @@ from tracer.segments import (
     segment_name,
     sync_folder,
 )
+from tracer.summaries import combine
 
 #: Rows from which a segment is final.
 SEALED_ROWS = 131_072
@@ -38,10 +39,17 @@ FAN_IN = 16
 
 @dataclass(frozen=True)
 class SizedSegment:
-    """A closed segment and its number of rows."""
+    """A closed segment, its rows and bytes, and the first and last time in the table's order.
+
+    ``is_thinned`` tells that nothing of it is left to be thinned.
+    """
 
     segment: Segment
     n_rows: int
+    n_bytes: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    is_thinned: bool = False
 
     @property
     def rank(self) -> int:
@@ -117,7 +125,7 @@ def merge(
         pq.ParquetFile(item.segment.path, memory_map=False).read(use_threads=False)
         for item in group
     ]
-    rows = pa.concat_tables([part.cast(schema) for part in parts])
+    rows = combine(table, pa.concat_tables([part.cast(schema) for part in parts]))
     del parts
     try:
         with pa.OSFile(str(temporary), "wb") as sink:
@@ -128,12 +136,20 @@ def merge(
         finally:
             os.close(descriptor)
         temporary.chmod(0o600)
+        n_bytes = temporary.stat().st_size
         temporary.rename(target)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(folder)
-    return SizedSegment(Segment(first, last, target), rows.num_rows)
+    return SizedSegment(
+        Segment(first, last, target),
+        rows.num_rows,
+        n_bytes,
+        min(item.first_ns for item in group),
+        max(item.last_ns for item in group),
+        all(item.is_thinned for item in group),
+    )
 
 
 @contextmanager

@@ -45,7 +45,10 @@ def parquet_options(table: Table) -> dict[str, Any]:
         "compression_level": 3,
         "use_dictionary": [name for name in table.column_names if name not in delta],
         "column_encoding": delta,
-        "write_statistics": [table.order],
+        # What a reader of a range needs to skip a segment: where its rows begin and end.
+        "write_statistics": [
+            name for name in (table.order, "duration_ns") if name in table.column_names
+        ],
         "store_schema": False,
     }
 

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
 
-import pyarrow as pa
-
 from analysis.manifest import Gpu, ProbedFunction, Source, Target
 from analysis.schema import EVENT
 from probes.clocks import Anchor, ClockAnchors, anchor_batch, change_batch
@@ -30,6 +28,7 @@ from tracer.session import SessionWriter
 from tracer.simulated.build import is_simulated_library
 from tracer.sources import SourceSlot
 from tracer.status import Status, StatusMeter
+from tracer.watching import Moment, Watcher
 
 SECOND_NS = 1_000_000_000
 #: How often the clocks are read together, and the manifest is replaced.
@@ -39,9 +38,6 @@ MANIFEST_NS = 3 * SECOND_NS
 FLUSH_NS = SECOND_NS // 2
 #: The files are closed after this even where a probe is still being detached.
 STOP_NS = 1_200_000_000
-
-#: Called each second with the time in ns and the ``open_call`` rows since the last call.
-Watcher = Callable[[int, Sequence[pa.RecordBatch]], None]
 
 
 class Recorder:
@@ -54,7 +50,8 @@ class Recorder:
         root_pids: The recording ends when all of these have ended.
         duration_ns: Longest recording; None is without end.
         anchors: Readings of the clocks.
-        watchers: Look at open calls each second.
+        watchers: See all rows, and look at the recording each second.
+        is_following: Whether the recording outlives its roots (:meth:`add_root`).
         on_status: Gets the status each second.
     """
 
@@ -68,6 +65,7 @@ class Recorder:
         duration_ns: int | None = None,
         anchors: ClockAnchors | None = None,
         watchers: Sequence[Watcher] = (),
+        is_following: bool = False,
         on_status: Callable[[Status], None] | None = None,
     ) -> None:
         self._slots = [SourceSlot(probe) for probe in probes]
@@ -80,7 +78,8 @@ class Recorder:
         self._watchers = watchers
         self._on_status = on_status
         self._meter = StatusMeter()
-        self._open_calls: list[pa.RecordBatch] = []
+        self._is_following = is_following
+        self._poller = select.poll()
         self._reason: str | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._start_ns = 0
@@ -118,10 +117,9 @@ class Recorder:
 
     def run(self) -> str:
         """Record until the end and return its reason; :meth:`start` comes before."""
-        poller = select.poll()
-        poller.register(self._wake_read, select.POLLIN)
+        self._poller.register(self._wake_read, select.POLLIN)
         for descriptor in self._roots.values():
-            poller.register(descriptor, select.POLLIN)
+            self._poller.register(descriptor, select.POLLIN)
         while self._reason is None:
             now_ns = time.monotonic_ns()
             if self._duration_ns is not None and now_ns - self._start_ns >= self._duration_ns:
@@ -129,8 +127,8 @@ class Recorder:
                 break
             self._step(now_ns)
             timeout_ms = max(self._next_due() - time.monotonic_ns(), 0) / 1e6
-            for descriptor, _ in poller.poll(timeout_ms):
-                self._note_ended_root(poller, descriptor)
+            for descriptor, _ in self._poller.poll(timeout_ms):
+                self._note_ended_root(descriptor)
         return self._reason
 
     def finish(self) -> bool:
@@ -151,6 +149,8 @@ class Recorder:
             thread.join(max(deadline_ns - time.monotonic_ns(), 0) / 1e9)
         for batches in list(left.values()):
             self._append(batches)
+        for watcher in self._watchers:
+            self._append(watcher.close())
         now_ns = time.monotonic_ns()
         self._follow_targets(now_ns)
         self._read_clocks()
@@ -211,9 +211,7 @@ class Recorder:
         if self._is_due("second", SECOND_NS, now_ns):
             self._follow_targets(now_ns)
             self._tell_losses(now_ns)
-            open_calls, self._open_calls = self._open_calls, []
-            for watcher in self._watchers:
-                watcher(now_ns, open_calls)
+            self._let_watchers_look(now_ns)
             if self._on_status is not None:
                 self._on_status(self.status())
         if self._is_due("manifest", MANIFEST_NS, now_ns):
@@ -244,8 +242,8 @@ class Recorder:
         for batch in batches:
             self._writer.append(batch)
             self._meter.observe(batch, now_ns)
-            if batch.table.name == "open_call" and self._watchers:
-                self._open_calls.append(batch.rows)
+            for watcher in self._watchers:
+                watcher.observe(batch, now_ns)
 
     def _read_clocks(self) -> Anchor:
         anchor, changes = self._anchors.read()
@@ -254,13 +252,40 @@ class Recorder:
             self._append([change_batch(changes)])
         return anchor
 
-    def _note_ended_root(self, poller: select.poll, descriptor: int) -> None:
+    def add_root(self, pid: int) -> bool:
+        """Record a further process from now on; return whether it still runs."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            return False
+        self._roots[pid] = descriptor
+        self._poller.register(descriptor, select.POLLIN)
+        return True
+
+    @property
+    def root_pids(self) -> tuple[int, ...]:
+        """The living processes that the recording is about, without their children."""
+        return tuple(self._roots)
+
+    def _let_watchers_look(self, now_ns: int) -> None:
+        statuses: list[Status] = []
+
+        def status() -> Status:
+            if not statuses:
+                statuses.append(self.status())
+            return statuses[0]
+
+        moment = Moment(now_ns, status, self.stop)
+        for watcher in self._watchers:
+            self._append(watcher.look(moment))
+
+    def _note_ended_root(self, descriptor: int) -> None:
         if descriptor not in self._roots.values():
             return
-        poller.unregister(descriptor)
+        self._poller.unregister(descriptor)
         os.close(descriptor)
         self._roots = {pid: other for pid, other in self._roots.items() if other != descriptor}
-        if not self._roots:
+        if not self._roots and not self._is_following:
             self.stop("target_ended")
 
     def _follow_targets(self, now_ns: int) -> None:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from probes.targets import TargetTree
 from tracer import __version__
 from tracer.commands.parameters import SESSION_SUFFIX
 from tracer.errors import SessionError, TargetError, UsageError
+from tracer.long_run import LongRun, LongRunOptions
 from tracer.plain_text import plain_line
 from tracer.recordable import check_target
 from tracer.recorder import Recorder, stopped_by_signals
@@ -33,8 +34,12 @@ if TYPE_CHECKING:
 
     from probes.cupti.probe import CuptiOptions
 
+    from tracer.follow import Service
+
 #: Removing the probes is only told where it takes longer than this.
 QUIET_DETACH_S = 1.0
+#: How often it is looked for a service that does not run yet.
+FOLLOW_S = 1.0
 #: Longest wait for probes to be gone from the target, after the files are closed.
 DETACH_TIMEOUT_S = 120.0
 
@@ -44,6 +49,7 @@ _REASONS = {
     "interrupted": "it was interrupted",
     "terminated": "it was terminated",
     "hung_up": "its terminal was closed",
+    "disk_low": "little room is left on the disk (--min-free)",
 }
 
 
@@ -52,7 +58,7 @@ class RecordOptions:
     """What to record, for how long, and where to.
 
     Attributes:
-        pids: Processes; their children belong to them.
+        pids: Processes; their children belong to them. Empty for the service that is followed.
         output: Session directory, None for a name made of the target and the time.
         duration_ns: Longest recording in ns, None for no limit.
         engine_urls: Metrics pages of the engine.
@@ -66,6 +72,7 @@ class RecordOptions:
             launching threads; None for no budget.
         on_ready: Called once every probe is in place.
         is_terminal: Whether to keep a status line on standard error.
+        long_run: What is kept, triggers, and whom to follow.
     """
 
     pids: Sequence[int]
@@ -81,6 +88,7 @@ class RecordOptions:
     budget_share: float | None = None
     on_ready: Callable[[], None] | None = None
     is_terminal: bool = False
+    long_run: LongRunOptions = field(default_factory=LongRunOptions)
 
 
 def record(options: RecordOptions) -> int:
@@ -98,8 +106,10 @@ def record(options: RecordOptions) -> int:
     if tables is not None and options.cupti is not None:
         tables.add("gpu_activity")
     raise_file_limit()
-    tree = _open_tree(options.pids)
-    path = options.output or _default_path(tree, options.pids[0])
+    pids = options.pids or _wait_for(options.long_run.follow)
+    tree = _open_tree(pids)
+    path = options.output or _default_path(tree, pids[0])
+    long_run = LongRun(options.long_run, path, _say)
     anchors = ClockAnchors()
     asked = ProbeOptions(
         tree,
@@ -112,21 +122,32 @@ def record(options: RecordOptions) -> int:
         budget_share=options.budget_share,
     )
     probes = build_probes(asked, tables)
-    writer = SessionWriter(path, Manifest(tool_version=__version__), force=options.force)
+    writer = SessionWriter(
+        path,
+        Manifest(tool_version=__version__),
+        force=options.force,
+        retention=options.long_run.retention(),
+    )
     display = _Display(options.is_terminal)
+    watchers = long_run.watchers(writer, tree)
     try:
         recorder = Recorder(
             probes,
             writer,
             tree,
-            root_pids=options.pids,
+            root_pids=pids,
             duration_ns=options.duration_ns,
             anchors=anchors,
+            watchers=watchers,
+            is_following=options.long_run.follow is not None,
             on_status=display.show if options.is_terminal else None,
         )
     except ProcessLookupError:
+        for watcher in watchers:
+            watcher.close()
         writer.close()
         raise TargetError("the process ended before it could be recorded; start it again") from None
+    long_run.attend(recorder)
     with stopped_by_signals(recorder):
         if options.is_terminal:
             _say("Attaching the probes ...")
@@ -151,6 +172,23 @@ def record(options: RecordOptions) -> int:
             "What was written is readable; record again into a place with room."
         )
     return 0
+
+
+def _wait_for(service: Service | None) -> list[int]:
+    """The processes of a service, once it has any.
+
+    Raises:
+        UsageError: no service was named.
+    """
+    if service is None:
+        raise UsageError("nothing says what to record; give --pid P or --follow NAME")
+    pids = service.find()
+    if not pids:
+        _say(f"Waiting for {service} ...")
+    while not pids:
+        time.sleep(FOLLOW_S)
+        pids = service.find()
+    return pids
 
 
 def _open_tree(pids: Sequence[int]) -> TargetTree:

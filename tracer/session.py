@@ -11,7 +11,6 @@ as soon as something can be written again.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
@@ -25,12 +24,12 @@ import pyarrow as pa
 
 from analysis.manifest import FILE_NAME, Manifest, Source
 from analysis.schema import EVENT, LOSS, Table
-from analysis.schema import table as declared_table
 from probes.probe import Batch
-from tracer.compaction import SizedSegment, lowest_priority, merge, plan_merge
-from tracer.encoding import encode_segment
+from tracer.compaction import SizedSegment
 from tracer.errors import SessionError
-from tracer.segments import Segment, replace_file, segment_name, sync_folder
+from tracer.retention import Retention
+from tracer.segment_store import KEEP_REPLACED_S, SegmentStore
+from tracer.segments import replace_file
 from tracer.session_folder import make_folder
 from tracer.session_losses import SOURCE_NAME, Loss, loss_batch, notice_batch
 
@@ -39,10 +38,6 @@ SEGMENT_NS = 3_000_000_000
 SEGMENT_ROWS = 131_072
 #: Rows that wait for the disk beyond this are dropped: memory stays bounded.
 MAX_PENDING_BYTES = 96 << 20
-#: Pause before a merge is tried again after one failed.
-MERGE_RETRY_S = 60.0
-#: Replaced segments are deleted after this, so that a reader can finish with what it listed.
-KEEP_REPLACED_S = 60.0
 #: Notices (lost, recovered) kept for a disk that takes nothing.
 MAX_NOTICES = 100
 #: Errors that mean there is no room.
@@ -80,6 +75,7 @@ class SessionWriter:
         segment_ns: Longest time that a row waits for its segment.
         segment_rows: Rows at which a segment is closed early.
         max_pending_bytes: Rows waiting for the disk beyond this are dropped and counted.
+        retention: What is kept of old rows; None for everything.
 
     Raises:
         SessionError: the directory exists, or cannot be made.
@@ -95,6 +91,7 @@ class SessionWriter:
         segment_ns: int = SEGMENT_NS,
         segment_rows: int = SEGMENT_ROWS,
         max_pending_bytes: int = MAX_PENDING_BYTES,
+        retention: Retention | None = None,
     ) -> None:
         self.path = path
         self.manifest = manifest
@@ -103,6 +100,8 @@ class SessionWriter:
         self._segment_rows = segment_rows
         self._max_pending_bytes = max_pending_bytes
         self._lock = make_folder(path, force)
+        self._retention = retention
+        self._pins: deque[tuple[int, int]] = deque()
         self._buffers: dict[str, _Buffer] = {}
         self._condition = threading.Condition()
         self._jobs: deque[_Job] = deque()
@@ -111,14 +110,11 @@ class SessionWriter:
         self._is_stopping = False
         self._is_busy = False
         # Owned by the writing thread.
-        self._next: dict[str, int] = {}
-        self._segments: dict[str, list[SizedSegment]] = {}
+        self._store = SegmentStore(path, self._facts, retention)
         self._failed_ns: int | None = None
         self._losses: dict[tuple[str, str], Loss] = {}
         self._notices: list[tuple[int, str, str]] = []
-        self._merge_after = 0.0
-        self._replaced: deque[tuple[float, Path]] = deque()
-        self._n_rows = self._n_lost = self._n_bytes = self._n_segments = self._n_merges = 0
+        self._n_lost = 0
         self._problem = ""
         try:
             replace_file(path / FILE_NAME, manifest.to_json().encode())
@@ -160,6 +156,11 @@ class SessionWriter:
                 self._condition.wait_for(self._is_idle, timeout_s)
             return self._is_idle()
 
+    def flush_soon(self) -> None:
+        """Close all segments now; they reach the disk in the background."""
+        for buffer in list(self._buffers.values()):
+            self._close_buffer(buffer)
+
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until a large batch would not be dropped; return whether that is so.
 
@@ -178,19 +179,19 @@ class SessionWriter:
             self._manifest_text = text
             self._condition.notify_all()
 
+    def pin(self, start_ns: int, end_ns: int) -> None:
+        """Keep the detail between two times (CLOCK_MONOTONIC), as far as it is still there."""
+        self._pins.append((start_ns, end_ns))
+
     def source(self) -> Source:
         """Return the writer's own entry among the sources of the manifest."""
         return Source(
             name=SOURCE_NAME,
             state="degraded" if self._n_lost else "ok",
-            n_rows=self._n_rows,
+            n_rows=self._store.n_rows,
             n_lost=self._n_lost,
             note=self._problem,
-            details={
-                "n_bytes": self._n_bytes,
-                "n_segments": self._n_segments,
-                "n_merges": self._n_merges,
-            },
+            details=self._store.details(),
         )
 
     @property
@@ -214,7 +215,7 @@ class SessionWriter:
         self._thread.join(timeout_s)
         is_done = not self._thread.is_alive()
         if is_done:
-            self._delete_replaced(0.0)
+            self._store.delete_replaced(0.0)
             is_done = self._write_last_manifest() and not self._losses
         self._lock.release()
         return is_done
@@ -258,12 +259,13 @@ class SessionWriter:
             if job is not None:
                 self._write(job)
             elif group is not None:
-                self._merge(*group)
+                self._store.merge(*group)
             if not self._jobs:
                 self._tell_losses()
             if text is not None:
                 self._replace_manifest(text)
-            self._delete_replaced(KEEP_REPLACED_S)
+            self._store.delete_replaced(KEEP_REPLACED_S)
+            self._retain()
             with self._condition:
                 self._is_busy = False
                 if job is not None:
@@ -272,10 +274,18 @@ class SessionWriter:
                 if self._is_stopping and not self._jobs:
                     return
 
+    def _retain(self) -> None:
+        """Drop and thin what is too old, but nothing that was pinned."""
+        while self._pins:
+            pin = self._pins.popleft()
+            if self._retention is not None:
+                self._retention.pin(*pin)
+        self._store.retain(self._clock())
+
     def _write(self, job: _Job) -> None:
         """Write one segment, or count its rows as lost."""
         try:
-            self._write_segment(job.table, job.batches, job.n_rows)
+            self._store.write(job.table, job.batches)
         except (OSError, pa.ArrowException) as error:
             code = error.errno if isinstance(error, OSError) else None
             reason = "disk_full" if code in _FULL else "write_error"
@@ -292,29 +302,6 @@ class SessionWriter:
             self._notices.append(
                 (self._clock(), "source_recovered", "The session is written again.")
             )
-
-    def _write_segment(self, table: Table, batches: list[pa.RecordBatch], n_rows: int) -> None:
-        """Encode rows and put them in place as the table's next segment.
-
-        Raises:
-            OSError: it could not be written; nothing of it is left.
-        """
-        content = encode_segment(table, batches, self._facts())
-        folder = self.path / table.name
-        if table.name not in self._next:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(self.path)
-            self._next[table.name] = 0
-        number = self._next[table.name]
-        target = folder / segment_name(number, number)
-        replace_file(target, content)
-        self._next[table.name] = number + 1
-        self._segments.setdefault(table.name, []).append(
-            SizedSegment(Segment(number, number, target), n_rows)
-        )
-        self._n_rows += n_rows
-        self._n_bytes += len(content)
-        self._n_segments += 1
 
     def _facts(self) -> dict[str, object]:
         """What a segment's footer says besides format, table and clock."""
@@ -341,11 +328,11 @@ class SessionWriter:
         try:
             if losses:
                 batch = loss_batch(losses, now_ns)
-                self._write_segment(LOSS, [batch.rows], batch.rows.num_rows)
+                self._store.write(LOSS, [batch.rows])
                 losses = {}
             if notices:
                 batch = notice_batch(notices)
-                self._write_segment(EVENT, [batch.rows], batch.rows.num_rows)
+                self._store.write(EVENT, [batch.rows])
                 notices = []
         except OSError:
             self._notices = notices[-MAX_NOTICES:]
@@ -367,32 +354,4 @@ class SessionWriter:
 
     def _next_merge(self) -> tuple[str, list[SizedSegment]] | None:
         """The next segments to merge, or None."""
-        if self._failed_ns is not None or time.monotonic() < self._merge_after:
-            return None
-        for name, segments in self._segments.items():
-            group = plan_merge(segments)
-            if group:
-                return name, list(group)
-        return None
-
-    def _merge(self, name: str, group: list[SizedSegment]) -> None:
-        """Merge neighbouring segments; where that fails they stay, and are tried again later."""
-        segments = self._segments[name]
-        start = segments.index(group[0])
-        try:
-            with lowest_priority():
-                merged = merge(self.path / name, declared_table(name), group, self._facts())
-        except (OSError, pa.ArrowException):
-            self._merge_after = time.monotonic() + MERGE_RETRY_S
-            return
-        segments[start : start + len(group)] = [merged]
-        now = time.monotonic()
-        self._replaced.extend((now, item.segment.path) for item in group)
-        self._n_merges += 1
-
-    def _delete_replaced(self, age_s: float) -> None:
-        """Delete segments that were replaced by a merged one at least so long ago."""
-        latest = time.monotonic() - age_s
-        while self._replaced and self._replaced[0][0] <= latest:
-            with contextlib.suppress(OSError):
-                self._replaced.popleft()[1].unlink()
+        return None if self._failed_ns is not None else self._store.next_merge()

@@ -209,7 +209,7 @@ def test_a_full_disk_does_not_end_the_recording(tmp_path, target):
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", mount], check=True)
     try:
-        running = Running("--pid", target.pid, "-o", mount / "s")
+        running = Running("--pid", target.pid, "--min-free", "0", "-o", mount / "s")
         (mount / "filler").write_bytes(b"x" * (os.statvfs(mount).f_bavail * 4096))
         time.sleep(4)
         assert running.process.poll() is None

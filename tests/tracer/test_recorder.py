@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from analysis.manifest import Manifest
+from analysis.schema import EVENT
 from analysis.timeline import Session, open_session
 from probes.clocks import ClockAnchors, ClockReaders
-from probes.probe import SourceReport
+from probes.probe import SourceReport, make_batch
 from probes.targets import TargetTree
 from tests.tracer.fake_probes import FailsLater, FakeCalls, OpenCalls, StopsSlowly, Unavailable
 from tracer import recorder as recorder_module
@@ -168,15 +169,67 @@ def test_losses_become_rows_unless_the_probe_tells_them(tmp_path):
     assert (source.state, source.n_lost) == ("degraded", 17)
 
 
-def test_watchers_see_the_open_calls_of_the_last_second(tmp_path):
-    seen = []
-    record(
-        tmp_path / "s",
-        [OpenCalls("calls")],
-        duration_ns=1500 * MS,
-        watchers=[lambda now_ns, rows: seen.append(sum(part.num_rows for part in rows))],
+class Spy:
+    """Counts the rows that it sees between two looks, and leaves a mark at each."""
+
+    def __init__(self) -> None:
+        self.n_new = 0
+        self.looks: list[tuple[int, int]] = []
+        self.is_closed = False
+
+    def observe(self, batch, now_ns):
+        self.n_new += batch.rows.num_rows if batch.table.name == "open_call" else 0
+
+    def look(self, moment):
+        self.looks.append((self.n_new, moment.status().n_rows))
+        self.n_new = 0
+        return [self.row("looked")]
+
+    def close(self):
+        self.is_closed = True
+        return [self.row("closed")]
+
+    def row(self, name):
+        row = {"time_ns": [time.monotonic_ns()], "kind": ["mark"], "name": [name]}
+        return make_batch(EVENT, row)
+
+
+def test_watchers_see_every_row_and_add_their_own(tmp_path):
+    spy = Spy()
+    record(tmp_path / "s", [OpenCalls("calls")], duration_ns=1500 * MS, watchers=[spy])
+    assert len(spy.looks) == 2 and spy.looks[1][0] > 10
+    assert spy.looks[1][1] > spy.looks[0][1]
+    assert spy.is_closed
+    marks = [name for kind, name in kinds(open_session(tmp_path / "s")) if kind == "mark"]
+    assert marks == ["looked", "looked", "closed"]
+
+
+def test_a_recording_that_follows_outlives_its_target_and_takes_the_next(tmp_path):
+    first = subprocess.Popen(["sleep", "0.3"])
+    second = subprocess.Popen(["sleep", "30"])
+    writer = SessionWriter(tmp_path / "s", Manifest(tool_version="0"))
+    tree = TargetTree([first.pid])
+    recorder = Recorder(
+        [FakeCalls()], writer, tree, root_pids=[first.pid], is_following=True, duration_ns=10**11
     )
-    assert len(seen) == 2 and seen[1] > 10
+    reasons = []
+    try:
+        recorder.start()
+        thread = threading.Thread(target=lambda: reasons.append(recorder.run()))
+        thread.start()
+        first.wait()
+        time.sleep(0.3)
+        assert thread.is_alive() and recorder.root_pids == ()
+        assert tree.add_root(second.pid).pid == second.pid
+        assert recorder.add_root(second.pid) and recorder.root_pids == (second.pid,)
+        recorder.stop("interrupted")
+        thread.join(10)
+        assert recorder.finish() and reasons == ["interrupted"]
+        assert {item.pid for item in tree.targets()} == {first.pid, second.pid}
+        assert not recorder.add_root(4_194_304) and tree.add_root(4_194_304) is None
+    finally:
+        second.kill()
+        second.wait()
 
 
 def test_status_is_told_each_second(tmp_path):

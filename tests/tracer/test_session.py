@@ -20,7 +20,7 @@ from analysis.manifest import Manifest
 from analysis.schema import CUDA_CALL, EVENT
 from analysis.timeline import open_session
 from probes.probe import Batch, make_batch
-from tracer import compaction, session
+from tracer import compaction, segment_store
 from tracer.errors import InputError, SessionError
 from tracer.recovery import recover
 from tracer.segments import Segment, parse_segment, segment_name, split_visible
@@ -214,7 +214,7 @@ def test_a_merge_cut_short_leaves_each_row_once(tmp_path):
 
 
 def test_a_full_disk_drops_and_counts_and_recovers(tmp_path, monkeypatch):
-    real = session.replace_file
+    real = segment_store.replace_file
     is_full = [False]
 
     def write(path, content):
@@ -222,7 +222,7 @@ def test_a_full_disk_drops_and_counts_and_recovers(tmp_path, monkeypatch):
             raise OSError(28, os.strerror(28))
         real(path, content)
 
-    monkeypatch.setattr(session, "replace_file", write)
+    monkeypatch.setattr(segment_store, "replace_file", write)
     now = [0]
     writer = SessionWriter(tmp_path / "s", manifest(), clock=lambda: now[0], segment_ns=1000)
     writer.append(calls(0, 10))
@@ -283,9 +283,9 @@ def test_a_really_full_disk(tmp_path):
 
 
 def test_a_disk_that_does_not_keep_up_costs_rows_not_memory(tmp_path, monkeypatch):
-    real = session.replace_file
+    real = segment_store.replace_file
     monkeypatch.setattr(
-        session, "replace_file", lambda path, content: (time.sleep(0.2), real(path, content))
+        segment_store, "replace_file", lambda path, content: (time.sleep(0.2), real(path, content))
     )
     writer = SessionWriter(tmp_path / "s", manifest(), segment_rows=1000, max_pending_bytes=300_000)
     for index in range(20):

@@ -14,7 +14,7 @@ from tracer.commands.cupti_options import (
     parse_cupti,
     remove_place,
 )
-from tracer.commands.parameters import parse_duration, parse_share
+from tracer.commands.parameters import parse_bytes, parse_duration, parse_share
 from tracer.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +80,82 @@ if TYPE_CHECKING:
     help="CPU time that probing may add to the launching threads, e.g. 1%; calls beyond it are "
     "left out, and the session says which. By default every call is recorded.",
 )
+@click.option(
+    "--keep",
+    "keep_ns",
+    type=parse_duration,
+    metavar="T",
+    help="Keep full detail for the last T only, and exact counts and histograms of all the rest.",
+)
+@click.option(
+    "--max-size",
+    "max_bytes",
+    type=parse_bytes,
+    metavar="SIZE",
+    help="Drop the oldest detail when the session is larger, e.g. 2G.",
+)
+@click.option(
+    "--min-free",
+    "min_free_bytes",
+    type=parse_bytes,
+    default="200M",
+    show_default=True,
+    metavar="SIZE",
+    help="End cleanly when less than this is free on the session's disk.",
+)
+@click.option(
+    "--trigger",
+    "triggers",
+    multiple=True,
+    metavar="WHEN",
+    help="Keep the detail around it and make a verdict when e.g. 'no progress for 10s', "
+    "'launch p99 > 5ms', 'gpu util > 90 and tokens/s < 10', 'rss slope > 50MB/h', 'xid' or "
+    "'any finding' holds; may be repeated. A hang is watched for always.",
+)
+@click.option(
+    "--trigger-before",
+    "before_ns",
+    type=parse_duration,
+    default="2m",
+    show_default=True,
+    metavar="T",
+    help="Time before a trigger whose detail is kept.",
+)
+@click.option(
+    "--trigger-after",
+    "after_ns",
+    type=parse_duration,
+    default="1m",
+    show_default=True,
+    metavar="T",
+    help="Time after a trigger whose detail is kept.",
+)
+@click.option(
+    "--max-captures",
+    "per_hour",
+    type=click.IntRange(min=1),
+    default=6,
+    show_default=True,
+    metavar="N",
+    help="Most triggers an hour that are acted on.",
+)
+@click.option(
+    "--on-finding",
+    metavar="CMD",
+    help="Run this when a trigger fired, with the finding as JSON on its standard input.",
+)
+@click.option(
+    "--follow",
+    metavar="NAME|CGROUP|PORT",
+    help="Record a service over restarts of its processes: a process name, a cgroup (with a "
+    "slash, or NAME.service), or a TCP port that it listens on.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve the recorder's health and its last verdict to Prometheus, on this host only.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing session.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
 def command(
@@ -97,6 +173,16 @@ def command(
     has_graph_nodes: bool,
     causes: tuple[str, ...],
     budget_share: float | None,
+    keep_ns: int | None,
+    max_bytes: int | None,
+    min_free_bytes: int,
+    triggers: tuple[str, ...],
+    before_ns: int,
+    after_ns: int,
+    per_hour: int,
+    on_finding: str | None,
+    follow: str | None,
+    metrics_port: int | None,
     force: bool,
     arguments: tuple[str, ...],
 ) -> int:
@@ -109,10 +195,14 @@ def command(
     Example:
       tracer record --pid 4242 --duration 60s -o incident.tracer
     """
-    if bool(pids) == bool(arguments):
+    if bool(pids) + bool(arguments) + bool(follow) != 1:
         raise UsageError(
-            "give either --pid P or -- COMMAND to say what to record, e.g. tracer record --pid 4242"
+            "give one of --pid P, --follow NAME and -- COMMAND to say what to record, "
+            "e.g. tracer record --pid 4242"
         )
+    from tracer.trigger_grammar import parse_trigger
+
+    parsed = tuple(parse_trigger(text) for text in triggers)
     if (canary is None) != (model is None) or (against is not None and canary is None):
         raise UsageError("the canary needs both --canary URL and --model M; give both or neither")
     cupti = parse_cupti(is_cupti, window_ns, every_ns, has_graph_nodes, bool(arguments))
@@ -127,8 +217,20 @@ def command(
 
     make_arrow_lean()
     from probes.registry import CanaryOptions
+    from tracer.captures import CaptureOptions
+    from tracer.follow import Service
+    from tracer.long_run import LongRunOptions
     from tracer.recording import RecordOptions, record
 
+    long_run = LongRunOptions(
+        keep_ns=keep_ns,
+        max_bytes=max_bytes,
+        min_free_bytes=min_free_bytes,
+        triggers=parsed,
+        captures=CaptureOptions(before_ns, after_ns, per_hour, on_finding),
+        follow=None if follow is None else Service.parse(follow),
+        metrics_port=metrics_port,
+    )
     try:
         outcome = record(
             RecordOptions(
@@ -145,6 +247,7 @@ def command(
                 loading=loading,
                 on_ready=None if launched is None else launched.release,
                 is_terminal=sys.stderr.isatty(),
+                long_run=long_run,
             )
         )
     except BaseException:

@@ -1,0 +1,224 @@
+"""What happens when a trigger fires: the detail around it is kept, evidence gathered, a verdict
+made, and a command told. One thread does it in the background; the recording goes on.
+
+Each capture is a folder ``captures/NNN-NAME`` of the session with ``trigger.json``,
+``evidence.json`` and, once it is known, ``finding.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.schema import EVENT
+from probes.probe import Batch, make_batch
+from tracer import live
+from tracer.evidence import process_evidence
+from tracer.segments import replace_file
+
+FOLDER = "captures"
+SECOND_NS = 1_000_000_000
+HOUR_NS = 3600 * SECOND_NS
+#: The verdict of a capture is about this much time before it.
+VERDICT_NS = 60 * SECOND_NS
+#: Rows need a moment from the recorder to the disk.
+SETTLE_S = 0.5
+COMMAND_TIMEOUT_S = 60.0
+#: Captures that wait for the background thread; more are only noted.
+MAX_WAITING = 4
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """How captures are made.
+
+    Attributes:
+        before_ns: Time before a capture whose detail is kept.
+        after_ns: Time after it whose detail is kept.
+        per_hour: Most captures in an hour.
+        on_finding: Command of a shell that gets the finding as JSON on its standard input; None
+            for none.
+    """
+
+    before_ns: int = 120 * SECOND_NS
+    after_ns: int = 60 * SECOND_NS
+    per_hour: int = 6
+    on_finding: str | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One firing: its name, when (CLOCK_MONOTONIC), one sentence, and what is known already."""
+
+    name: str
+    time_ns: int
+    why: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+    finding: dict[str, Any] | None = None
+
+
+class Captures:
+    """Makes the captures of one session.
+
+    Args:
+        session: The session's directory.
+        options: How.
+        pids: Returns the processes that are looked at.
+        pin: Keeps the detail between two times.
+        say: Tells the person one line.
+    """
+
+    def __init__(
+        self,
+        session: Path,
+        options: CaptureOptions,
+        pids: Callable[[], Iterable[int]],
+        pin: Callable[[int, int], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._options = options
+        self._pids = pids
+        self._pin = pin
+        self._say = say
+        self._times: deque[int] = deque()
+        self._queue: queue.Queue[tuple[int, Capture]] = queue.Queue(MAX_WAITING)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._is_closed = False
+        #: Captures made, and firings that were not for want of leave.
+        self.n_captures = 0
+        self.n_refused = 0
+        #: What the last verdict said: cause, confidence, text.
+        self.last_verdict: dict[str, Any] | None = None
+
+    def fire(self, capture: Capture) -> Batch:
+        """Begin a capture and return its row of ``event``; beyond the most per hour only that."""
+        now_ns = capture.time_ns
+        while self._times and self._times[0] <= now_ns - HOUR_NS:
+            self._times.popleft()
+        if len(self._times) >= self._options.per_hour:
+            self.n_refused += 1
+            return self._event(capture, f"{capture.why} No capture: the most per hour are made.")
+        self._times.append(now_ns)
+        self.n_captures += 1
+        self._pin(now_ns - self._options.before_ns, now_ns + self._options.after_ns)
+        self._say(f"{capture.name}: {capture.why}")
+        self._start_thread()
+        try:
+            self._queue.put_nowait((self.n_captures, capture))
+        except queue.Full:
+            return self._event(capture, f"{capture.why} Its evidence was not gathered: too many.")
+        return self._event(capture, capture.why)
+
+    def _event(self, capture: Capture, detail: str) -> Batch:
+        return make_batch(
+            EVENT,
+            {
+                "time_ns": [capture.time_ns],
+                "kind": ["trigger"],
+                "name": [capture.name],
+                "detail": [detail],
+            },
+        )
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="captures", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no room for a thread: the detail is kept
+                self._thread.start()
+
+    def _work(self) -> None:
+        while not self._is_closed:
+            number, capture = self._queue.get()
+            with contextlib.suppress(OSError):
+                self._make(number, capture)
+
+    def _make(self, number: int, capture: Capture) -> None:
+        folder = self._session / FOLDER / f"{number:03d}-{_slug(capture.name)}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told = {"name": capture.name, "time_ns": capture.time_ns, "why": capture.why}
+        _write(folder / "trigger.json", {**told, "realtime_s": time.time()})
+        evidence = {**capture.evidence, "processes": process_evidence(self._pids())}
+        _write(folder / "evidence.json", evidence)
+        finding = capture.finding or self._verdict(capture.time_ns)
+        result = {**told, "session": str(self._session), "capture": str(folder)}
+        result["result"] = finding
+        _write(folder / "finding.json", result)
+        if finding is not None:
+            verdict = self.last_verdict = finding["verdict"]
+            self._say(
+                f"{verdict['cause']} ({100 * verdict['confidence']:.0f} % sure): {verdict['text']} "
+                f"Kept in {folder}."
+            )
+        if self._options.on_finding is not None:
+            self._tell(self._options.on_finding, result)
+
+    def _verdict(self, time_ns: int) -> dict[str, Any] | None:
+        return self.analyse_soon(time_ns - VERDICT_NS, time_ns)
+
+    def analyse_soon(
+        self, start_ns: int, end_ns: int, causes: Sequence[str] = ()
+    ) -> dict[str, Any] | None:
+        """Return what a process of its own finds in a part of the session, once its rows are on
+        disk; None if it fails.
+        """
+        time.sleep(SETTLE_S)
+        try:
+            child = live.start(self._session, start_ns, end_ns, causes)
+        except OSError:
+            return None
+        with self._lock:
+            self._children.add(child)
+        try:
+            return live.result(child)
+        finally:
+            with self._lock:
+                self._children.discard(child)
+
+    def _tell(self, command: str, result: dict[str, Any]) -> None:
+        try:
+            done = subprocess.run(
+                command,
+                shell=True,
+                input=json.dumps(result, default=str),
+                text=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=COMMAND_TIMEOUT_S,
+                check=False,
+                start_new_session=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            self._say(f"The command of --on-finding did not run ({type(error).__name__}).")
+            return
+        if done.returncode:
+            self._say(f"The command of --on-finding ended with exit status {done.returncode}.")
+
+    def close(self) -> None:
+        """Leave what is not done yet; files are whole or absent."""
+        self._is_closed = True
+        with self._lock:
+            for child in self._children:
+                with contextlib.suppress(OSError):
+                    child.kill()
+
+
+def _slug(name: str) -> str:
+    words = "".join(letter if letter.isalnum() or letter in "._" else " " for letter in name)
+    return "-".join(words.split())[:60] or "trigger"
+
+
+def _write(path: Path, content: Any) -> None:
+    replace_file(path, json.dumps(content, indent=1, default=str).encode() + os.linesep.encode())

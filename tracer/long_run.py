@@ -1,0 +1,110 @@
+"""What a recording over days needs besides the probes, put together from the options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probes.targets import TargetTree
+from tracer.captures import CaptureOptions, Captures
+from tracer.control import Control
+from tracer.free_space import FreeSpace
+from tracer.recorder import Recorder
+from tracer.retention import Retention
+from tracer.session import SessionWriter
+from tracer.trigger_grammar import Trigger
+from tracer.triggers import Triggers
+from tracer.watching import Watcher
+
+if TYPE_CHECKING:
+    from tracer.follow import Service
+
+
+@dataclass(frozen=True)
+class LongRunOptions:
+    """How a recording lasts.
+
+    Attributes:
+        keep_ns: Full detail is kept for so long; None for ever.
+        max_bytes: Most bytes of the session; None without bound.
+        min_free_bytes: The recording ends when less is free on its disk; 0 for no such end.
+        triggers: When to keep the detail and make a verdict.
+        captures: How.
+        follow: Service whose restarts are followed; None for none.
+        metrics_port: Port of the page of the recorder's health; None for none.
+    """
+
+    keep_ns: int | None = None
+    max_bytes: int | None = None
+    min_free_bytes: int = 0
+    triggers: tuple[Trigger, ...] = ()
+    captures: CaptureOptions = field(default_factory=CaptureOptions)
+    follow: Service | None = None
+    metrics_port: int | None = None
+
+    def retention(self) -> Retention | None:
+        """Return the rule of what is kept; None for everything."""
+        if self.keep_ns is None and self.max_bytes is None:
+            return None
+        return Retention(self.keep_ns, self.max_bytes)
+
+
+class LongRun:
+    """The watchers of one recording.
+
+    Args:
+        options: What was asked for.
+        path: The session's directory.
+        say: Tells the person one line.
+
+    Raises:
+        SessionError: too little is free on the disk.
+    """
+
+    def __init__(self, options: LongRunOptions, path: Path, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._path = path
+        self._say = say
+        self._free = FreeSpace(path, options.min_free_bytes) if options.min_free_bytes else None
+        self._recorder: Recorder | None = None
+
+    def watchers(self, writer: SessionWriter, tree: TargetTree) -> Sequence[Watcher]:
+        """Return everything that looks at the recording.
+
+        Raises:
+            UsageError: the port of the metrics page cannot be had.
+        """
+        captures = Captures(self._path, self._options.captures, tree.pids, writer.pin, self._say)
+        control = Control(self._path)
+        control.start()
+        if control.problem:
+            self._say(f"without marks: {control.problem}.")
+        found: list[Watcher] = [
+            control,
+            Triggers(self._options.triggers, captures, writer.flush_soon),
+        ]
+        if self._free is not None:
+            found.append(self._free)
+        if self._options.follow is not None:
+            from tracer.follow import Follower
+
+            found.append(Follower(self._options.follow, tree, self._roots, self._add_root))
+        if self._options.metrics_port is not None:
+            from tracer.metrics_page import MetricsPage
+
+            page = MetricsPage(self._options.metrics_port, captures)
+            self._say(f"Metrics of the recorder: http://127.0.0.1:{page.port}/metrics")
+            found.append(page)
+        return found
+
+    def attend(self, recorder: Recorder) -> None:
+        """Say which recorder it is about."""
+        self._recorder = recorder
+
+    def _roots(self) -> Sequence[int]:
+        return self._recorder.root_pids if self._recorder is not None else ()
+
+    def _add_root(self, pid: int) -> bool:
+        return self._recorder is not None and self._recorder.add_root(pid)
