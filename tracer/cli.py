@@ -26,8 +26,10 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("doctor", "tracer.commands.doctor"),
     ("import", "tracer.commands.import_"),
     ("kv-budget", "tracer.commands.kv_budget"),
+    ("mark", "tracer.commands.mark"),
     ("mps", "tracer.commands.mps"),
     ("record", "tracer.commands.record"),
+    ("recover", "tracer.commands.recover"),
 )
 
 #: Foreseeable errors of the other packages and their exit codes; named so that nothing is imported.
