@@ -20,22 +20,30 @@ from tracer.standard_files import ensure_standard_files
 #: Every command and the module that defines it; loaded when it is needed. Keep this list sorted.
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("analyze", "tracer.commands.analyze"),
+    ("causes", "tracer.commands.causes"),
+    ("completion", "tracer.commands.completion"),
     ("cupti", "tracer.commands.cupti"),
     ("demo", "tracer.commands.demo"),
     ("describe", "tracer.commands.describe"),
+    ("diff", "tracer.commands.diff"),
     ("doctor", "tracer.commands.doctor"),
+    ("export", "tracer.commands.export"),
     ("import", "tracer.commands.import_"),
     ("kv-budget", "tracer.commands.kv_budget"),
     ("mark", "tracer.commands.mark"),
     ("mps", "tracer.commands.mps"),
     ("record", "tracer.commands.record"),
     ("recover", "tracer.commands.recover"),
+    ("report", "tracer.commands.report"),
+    ("top", "tracer.commands.top"),
 )
 
 #: Foreseeable errors of the other packages and their exit codes; named so that nothing is imported.
 FOREIGN_ERRORS: dict[str, int] = {
     "analysis.kv.KvError": 3,
     "analysis.manifest.ManifestError": 3,
+    "analysis.report.files.LibraryError": 4,
+    "analysis.report.files.OutputError": 6,
     "analysis.timeline.TimelineError": 3,
     "probes.probe.ProbeError": 4,
     "probes.recorded.recording.RecordingError": 3,
