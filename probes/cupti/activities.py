@@ -82,7 +82,8 @@ class ActivityTables:
         self._calls = np.empty(0, _CALL)
         self._waiting = np.empty(0, ring.RECORD)
         self._words: dict[int, tuple[str | None, bool]] = {0: (None, False)}
-        #: Records without times, and rows of devices that are not known.
+        self._cut: set[int] = set()
+        #: Activities without times, and activities whose call is not known.
         self.n_invalid = 0
         self.n_unjoined = 0
         #: Newest time that a record told, ns.
@@ -105,6 +106,7 @@ class ActivityTables:
         is_timed = (found["start_ns"] > 0) & (found["end_ns"] >= found["start_ns"])
         # An activity that was cut off leaves its call unanswered: the device was not idle there.
         self.n_invalid += int((~is_timed).sum())
+        self._cut.update(found["correlation"][~is_timed].tolist())
         found = np.concatenate((self._waiting, found[is_timed]))
         row = self._call_rows(found["correlation"].astype(np.int64))
         is_late = found["end_ns"].astype(np.int64) < now_ns - CALL_WAIT_NS
@@ -115,14 +117,20 @@ class ActivityTables:
             yield self._activities(found[is_ready], row[is_ready])
         self._forget_calls(now_ns)
 
-    def unanswered_ns(self) -> int | None:
+    def unanswered_ns(self, *, is_all: bool) -> int | None:
         """Entry of the oldest call whose activity has not come, ns; None without one.
 
-        A call that gives no work (in a capture, of no bytes) is passed over after a while.
+        Args:
+            is_all: CUPTI has handed over everything. Then only activities that it handed over
+                without times count; else also calls without any, which for a while may be late
+                and after that gave no work (in a capture, of no bytes).
         """
         open_calls = self._calls[~self._calls["is_answered"]]
-        recent = open_calls["start_ns"] > self.newest_ns - ACTIVITY_WAIT_NS
-        return int(open_calls["start_ns"][recent].min()) if recent.any() else None
+        if is_all:
+            counts = np.isin(open_calls["correlation"], list(self._cut))
+        else:
+            counts = open_calls["start_ns"] > self.newest_ns - ACTIVITY_WAIT_NS
+        return int(open_calls["start_ns"][counts].min()) if counts.any() else None
 
     def _add_calls(self, records: _Records) -> None:
         if not len(records):

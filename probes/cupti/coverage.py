@@ -6,7 +6,18 @@ still runs, or what the process held when it was killed is lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.cupti import ring
+
+#: Streams that show themselves within this time of a window's begin have to have drained what was
+#: submitted before it.
+OPENING_NS = 250_000_000
+_CONTEXT_SYNC = 4
 
 
 @dataclass
@@ -43,3 +54,48 @@ class Coverage:
             return None
         self._told_ns = end_ns
         return begin_ns, end_ns
+
+
+@dataclass
+class Opening:
+    """From when on a window knows everything.
+
+    What was submitted before collection began is not recorded, and may run long after. It is over
+    on a stream where a recorded activity starts, and everywhere when a wait for the whole context
+    returns.
+
+    Attributes:
+        on_ns: When collection began, ns.
+    """
+
+    on_ns: int
+    _starts: dict[int, int] = field(default_factory=dict)
+    _synced_ns: int | None = None
+
+    def see(self, records: npt.NDArray[Any]) -> None:
+        """Take note of what records show."""
+        kind = records["kind"]
+        is_new = records["end_ns"] > self.on_ns
+        is_run = (kind >= ring.KERNEL) & (kind <= ring.GRAPH) & (records["start_ns"] > 0) & is_new
+        runs = records[is_run]
+        runs = runs[np.argsort(runs["start_ns"], kind="stable")]
+        streams, first = np.unique(runs["stream"], return_index=True)
+        for stream, start in zip(streams.tolist(), runs["start_ns"][first].tolist(), strict=True):
+            self._starts[stream] = min(start, self._starts.get(stream, start))
+        is_sync = (kind == ring.SYNC) & (records["detail"] == _CONTEXT_SYNC) & is_new
+        if is_sync.any() and self._synced_ns is None:
+            self._synced_ns = int(records["end_ns"][is_sync].min())
+
+    def begin_ns(self, now_ns: int, *, is_over: bool) -> int | None:
+        """Return from when on all is known, ns; None while nothing shows it.
+
+        Args:
+            now_ns: Present time.
+            is_over: The window is.
+        """
+        if not is_over and now_ns < self.on_ns + OPENING_NS:
+            return None
+        ends = [max(self._starts.values())] if self._starts else []
+        if self._synced_ns is not None:
+            ends.append(self._synced_ns)
+        return max(min(ends), self.on_ns) if ends else None

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.schema import EVENT
 from probes.cupti import ring
 from probes.cupti.activities import ActivityTables
-from probes.cupti.coverage import Coverage
+from probes.cupti.coverage import Coverage, Opening
 from probes.cupti.devices import device_indices
 from probes.cupti.ring import Losses, RingFile
 from probes.cupti.troubles import explain
@@ -45,9 +45,11 @@ class CollectedProcess:
         self._told_site = (0, 0)
         self.is_over = False
         header = self.ring.header()
+        self._opening: Opening | None = None
         if header["is_early"]:
             # It could give no work before: nothing of it is missing.
             self.coverage.begin(start_ns)
+            self._on_ns = int(header["on_ns"])
 
     def drain(self, now_ns: int, *, is_last: bool = False) -> Iterator[Batch]:
         """Return the rows that became complete.
@@ -60,12 +62,18 @@ class CollectedProcess:
         self._note_state(header)
         if self.tables.devices is None and header["n_devices"]:
             self.tables.devices = device_indices(self.pid, header)
-        yield from self.tables.add(self.ring.drain(), now_ns, is_last=is_last)
-        if self._on_ns:
-            newest = self.tables.newest_ns
-            if header["off_ns"] and self.ring.header()["head"] == self.ring.n_drained:
-                newest = int(header["off_ns"])
-            self.coverage.advance(newest, self.tables.unanswered_ns())
+        records = self.ring.drain()
+        yield from self.tables.add(records, now_ns, is_last=is_last)
+        if self._opening is not None:
+            self._opening.see(records)
+            begin_ns = self._opening.begin_ns(now_ns, is_over=is_last or bool(header["off_ns"]))
+            if begin_ns is not None:
+                self.coverage.begin(begin_ns)
+                self._opening = None
+        if self._on_ns and self._opening is None:
+            is_all = header["off_ns"] and self.ring.header()["head"] == self.ring.n_drained
+            newest = int(header["off_ns"]) if is_all else self.tables.newest_ns
+            self.coverage.advance(newest, self.tables.unanswered_ns(is_all=bool(is_all)))
         piece = self.coverage.take(1 if is_last or header["off_ns"] else PIECE_NS)
         if piece is not None:
             yield self._covered(*piece)
@@ -109,7 +117,7 @@ class CollectedProcess:
             self.trouble = ""
         if on_ns != self._on_ns:
             self._on_ns = on_ns
-            self.coverage.begin(on_ns)
+            self._opening = Opening(on_ns)
 
     def _covered(self, begin_ns: int, end_ns: int) -> Batch:
         return make_batch(

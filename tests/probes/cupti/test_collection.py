@@ -1,0 +1,250 @@
+"""Device times of real processes on the simulated device, against what the device really did."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from probes.cupti.rendezvous import Rendezvous
+from tests.probes.cupti.conftest import Collection
+from tests.probes.cupti.programs import CONTEXT, COPIES
+from tests.tracer.simulated.conftest import Machine
+
+#: What is asked of the agreement with the device's clock, ns.
+AGREEMENT_NS = 1_000
+
+
+def assert_agrees(collection: Collection) -> None:
+    """Every activity of the device has its row, at its times."""
+    truth = collection.machine.device.truth()
+    rows = collection.table("gpu_activity").sort_by("start_ns")
+    start = rows["start_ns"].to_numpy()
+    end = np.sort(start + rows["duration_ns"].to_numpy())
+    assert len(start) == len(truth)
+    assert np.abs(start - np.sort(truth["start_ns"])).max() <= AGREEMENT_NS
+    assert np.abs(end - np.sort(truth["end_ns"])).max() <= AGREEMENT_NS
+
+
+def covered_ns(collection: Collection) -> list[tuple[int, int]]:
+    pieces = collection.events("device_times")
+    return [(row["time_ns"], row["time_ns"] + row["duration_ns"]) for row in pieces]
+
+
+@pytest.mark.parametrize("major", (12, 13))
+def test_kernels_at_the_times_of_the_device(collection: Collection, major: int) -> None:
+    collection.launch(f"cudart={major}", "launches=600", "rate=3000", "kernel_us=40", "streams=3")
+    assert collection.status == 0, collection.out
+    assert_agrees(collection)
+    first = collection.rows("gpu_activity")[0]
+    process = collection.probe.report().details["processes"][0]
+    pid = collection.process.pid
+    assert first["kind"] == "kernel"
+    assert first["name"] == "launcher_kernel"
+    assert (first["pid"], first["tid"]) == (pid, pid)
+    assert (first["grid_x"], first["block_x"]) == (1, 32)
+    assert first["call_start_ns"] < first["start_ns"]
+    assert process["library"].endswith(f"libcupti.so.{major}")
+    assert process["n_without_call"] == 0
+    assert collection.probe.report().n_lost == 0
+
+
+def test_copies_and_sets_with_their_direction_and_memory(collection: Collection) -> None:
+    collection.python(COPIES)
+    assert collection.status == 0, collection.out
+    assert_agrees(collection)
+    found = [
+        (row["kind"], row["copy_kind"], row["size_bytes"], row["is_pageable"])
+        for row in collection.rows("gpu_activity")
+    ]
+    assert found == [
+        ("copy", "h2d", 1 << 20, False),
+        ("copy", "d2h", 1 << 16, True),
+        ("set", None, 4096, None),
+    ]
+    syncs = [row["name"] for row in collection.rows("annotation") if row["category"] == "sync"]
+    assert "context synchronisation" in syncs
+
+
+def test_names_are_readable(collection: Collection) -> None:
+    collection.python(CONTEXT + "launch(); wait()")
+    (row,) = collection.rows("gpu_activity")
+    assert row["name"] == "stream(float*, float*, int)"
+    assert [row[f"grid_{axis}"] for axis in "xyz"] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("by_node", (False, True))
+def test_graphs_as_a_whole_or_node_by_node(machine: Machine, tmp_path: Path, by_node: bool) -> None:
+    collection = Collection(machine, tmp_path, has_graph_nodes=by_node)
+    collection.launch("launches=40", "graph=5", "kernel_us=10", "sync=4")
+    assert_agrees(collection)
+    rows = collection.rows("gpu_activity")
+    assert {row["kind"] for row in rows} == {"kernel" if by_node else "graph"}
+    assert len({row["graph_id"] for row in rows}) == 1
+    assert rows[0]["graph_id"] is not None
+
+
+def test_a_full_queue_is_told_as_back_pressure(collection: Collection) -> None:
+    collection.machine.device.set("queue_depth", 16, 0)
+    collection.launch("launches=60", "kernel_us=2000")
+    full = [row for row in collection.rows("annotation") if row["category"] == "overhead"]
+    assert {row["name"] for row in full} == {"command buffer full"}
+    assert {row["tid"] for row in full} == {collection.process.pid}
+    assert 30 <= len(full) <= 60
+
+
+def test_all_of_a_program_from_its_first_call_on_is_covered(collection: Collection) -> None:
+    collection.launch("launches=200", "rate=1000", "kernel_us=50")
+    pieces = covered_ns(collection)
+    begin, end = min(p[0] for p in pieces), max(p[1] for p in pieces)
+    rows = collection.table("gpu_activity")
+    last = rows["start_ns"].to_numpy() + rows["duration_ns"].to_numpy()
+    assert begin <= rows["start_ns"].to_numpy().min()
+    assert end >= last.max()
+    inside = sum(stop - start for start, stop in pieces)
+    # Only the moment between the end of collection and that of the process is not.
+    assert inside >= 0.9 * (last.max() - begin)
+
+
+def test_windows_hold_rows_and_nothing_is_known_between_them(
+    machine: Machine, tmp_path: Path
+) -> None:
+    collection = Collection(machine, tmp_path, window_ns=300_000_000, every_ns=900_000_000)
+    collection.launch("launches=2600", "rate=1000", "kernel_us=50")
+    assert collection.status == 0, collection.out
+    start = collection.table("gpu_activity")["start_ns"].to_numpy()
+    truth = np.sort(machine.device.truth()["start_ns"])
+    gaps = np.diff(np.sort(start))
+    assert 2 <= (gaps > 200_000_000).sum() <= 3, "three windows in 2.6 s"
+    assert 0.15 < len(start) / len(truth) < 0.65
+    for begin, end in covered_ns(collection):
+        inside = truth[(truth > begin) & (truth < end)]
+        assert np.isin(inside, start).all(), "what is covered is complete"
+
+
+def test_nothing_is_loaded_or_made_while_nobody_records(machine: Machine, tmp_path: Path) -> None:
+    collection = Collection(machine, tmp_path)
+    process = machine.start("launches=0", "rate=100", **collection.variables)
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "libtracer_cupti.so" in maps
+    assert "libcupti.so" not in maps
+    assert [path.name for path in collection.directory.iterdir()] == ["control"]
+
+
+def test_a_recorder_that_shows_no_life_is_not_served(machine: Machine, tmp_path: Path) -> None:
+    collection = Collection(machine, tmp_path)
+    meeting = Rendezvous(collection.directory)
+    meeting.switch(True, time.monotonic_ns() - 60_000_000_000)
+    process = machine.start("launches=0", "rate=100", **collection.variables)
+    time.sleep(0.2)
+    assert "libcupti.so" not in Path(f"/proc/{process.pid}/maps").read_text()
+    meeting.close(remove=False)
+
+
+def test_a_recording_can_begin_and_end_while_the_program_runs(
+    machine: Machine, tmp_path: Path
+) -> None:
+    collection = Collection(machine, tmp_path)
+    for _ in range(2):
+        collection.prepare(str(machine.device.libraries.launcher), "launches=700", "rate=1000")
+        collection.release()
+        time.sleep(0.2)
+        collection.probe.start()
+        collection.follow()
+        assert collection.status == 0, collection.out
+    starts = collection.table("gpu_activity")["start_ns"].to_numpy()
+    assert 200 <= len(starts) <= 1400
+    assert not list(collection.directory.glob("ring-*")), "rings go with the recording"
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    (
+        ("os._exit(7)", 7),
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("ctypes.string_at(8)", -signal.SIGSEGV),
+        ("os.abort()", -signal.SIGABRT),
+        ("os.execv('/bin/sh', ['sh', '-c', 'sleep 0.3; exit 9'])", 9),
+    ),
+)
+def test_however_a_program_ends_its_status_stays_and_its_rows_too(
+    collection: Collection, ending: str, status: int
+) -> None:
+    work = "for _ in range(50): launch()\nwait()\ntime.sleep(0.4)\n"
+    collection.python(f"{CONTEXT}\nimport faulthandler\n{work}{ending}")
+    assert collection.status == status, collection.out
+    assert len(collection.rows("gpu_activity")) == 50
+    collection.machine.device.truth()
+    assert not list(collection.directory.glob("ring-*"))
+
+
+def test_a_child_forked_after_cuda_leaves_the_parent_alone(collection: Collection) -> None:
+    collection.python(
+        f"""{CONTEXT}
+launch()
+child = os.fork()
+if child == 0:
+    time.sleep(0.3)
+    sys.exit(5)
+for _ in range(20): launch()
+wait()
+_, state = os.waitpid(child, 0)
+sys.exit(os.waitstatus_to_exitcode(state) + 10)
+"""
+    )
+    assert collection.status == 15, collection.out
+    assert len(collection.rows("gpu_activity")) == 21
+    assert_agrees(collection)
+
+
+def test_a_context_that_is_reset_goes_on_being_collected(collection: Collection) -> None:
+    again = CONTEXT.split("check(cuda.cuInit(0))")[1]
+    collection.python(f"{CONTEXT}\nlaunch(); wait()\ncuda.cuDevicePrimaryCtxReset_v2(0)\n{again}"
+                      "\nlaunch(); wait()")  # fmt: skip
+    assert collection.status == 0, collection.out
+    assert len(collection.rows("gpu_activity")) == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    (
+        ("cuptiSubscribe=39", "another tool"),
+        ("cuptiActivityEnable=35", "NVreg_RestrictProfilingToAdminUsers"),
+        ("cuptiActivityEnable=33", "vGPU"),
+        ("cuptiSubscribe=43", "MIG"),
+        ("cuptiActivityEnable=41", "confidential computing"),
+        ("cuptiActivityRegisterTimestampCallback=15", "clock"),
+        ("cuptiActivityRegisterCallbacks=8", "buffers"),
+        ("cuptiGetVersion=999", "999"),
+    ),
+)
+def test_where_cupti_refuses_one_event_says_why_and_the_program_runs(
+    collection: Collection, failure: str, words: str
+) -> None:
+    collection.launch("launches=100", "rate=1000", TRACER_SIM_CUPTI_FAIL=failure)
+    assert collection.status == 0, collection.out
+    (event,) = collection.events("source_lost")
+    assert words in event["detail"]
+    assert collection.probe.report().note == event["detail"]
+    assert not collection.rows("gpu_activity")
+
+
+def test_a_library_of_another_major_version_is_refused(machine: Machine, tmp_path: Path) -> None:
+    collection = Collection(machine, tmp_path, str(machine.device.libraries.libcupti13))
+    collection.launch("cudart=12", "launches=100", "rate=1000")
+    assert collection.status == 0, collection.out
+    (event,) = collection.events("source_lost")
+    assert "another major version (CUDA 13.5)" in event["detail"]
+
+
+def test_without_any_libcupti_the_mend_is_named(machine: Machine, tmp_path: Path) -> None:
+    collection = Collection(machine, tmp_path, "/nowhere/libcupti.so.12")
+    collection.launch("launches=100", "rate=1000")
+    assert collection.status == 0, collection.out
+    (event,) = collection.events("source_lost")
+    assert "pip install nvidia-cuda-cupti-cu12" in event["detail"]
+
