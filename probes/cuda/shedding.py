@@ -50,6 +50,9 @@ RESTORE_NS = 5 * SECOND_NS
 RESTORE_PART = 0.6
 #: Threads whose CPU time is read at most.
 MAX_THREADS = 512
+#: How often it is read, and what it is taken for until it was.
+CPU_NS = 250_000_000
+FIRST_CPU_SHARE = 0.1
 #: Least CPU time per time that the budget is a share of.
 MIN_CPU_SHARE = 0.01
 
@@ -83,7 +86,7 @@ class Shedder:
         self._tracing = tracing
         self._watcher = watcher
         self._root = root
-        self._purse = Purse(share)
+        self._purse = Purse(share, FIRST_CPU_SHARE)
         self._lock = threading.Lock()
         self._plan = NOTHING_SHED
         self._planned_ns = 0
@@ -106,6 +109,7 @@ class Shedder:
         self._counted_ns = 0
         self._turned_ns = 0
         self._looked_ns = 0
+        self._cpu_read_ns = 0
         self._cpu_ns: dict[int, int] = {}
         self._threads: list[int] = []
         self._blind_since: dict[str, int] = {}
@@ -122,6 +126,7 @@ class Shedder:
         """Begin to look; everything is attached now."""
         self._before = (self._tracing.entries.n_reserved, self._tracing.returns.n_reserved)
         self._turned_ns = self._looked_ns = self._start_ns = time.monotonic_ns()
+        self._cpu_read_ns = self._start_ns
         self._classes = self._watcher.cost_classes()
         self._thread.start()
 
@@ -286,8 +291,10 @@ class Shedder:
                     self._whole_ns += elapsed
                 else:
                     self._attached_ns[_mask(self._plan.in_slices)] -= elapsed
+        if now_ns - self._cpu_read_ns >= CPU_NS or (self._threads and not self._cpu_ns):
+            self._read_cpu(now_ns - self._cpu_read_ns)
+            self._cpu_read_ns = now_ns
         if now_ns - self._looked_ns >= SECOND_NS:
-            self._read_cpu(now_ns - self._looked_ns)
             self._looked_ns = now_ns
             self._classes = self._watcher.cost_classes()
             with self._lock:
@@ -316,7 +323,9 @@ class Shedder:
                 self._cpu_ns[key] = int(fields[0])
                 used += self._cpu_ns[key] - before.get(key, self._cpu_ns[key])
         if before:
-            self._purse.cpu_share = max(used / elapsed_ns, MIN_CPU_SHARE)
+            is_first = self._purse.cpu_share == FIRST_CPU_SHARE
+            known = used / elapsed_ns if is_first else self._purse.cpu_share
+            self._purse.cpu_share = max((used / elapsed_ns + known) / 2, MIN_CPU_SHARE)
 
     def _usages(self) -> dict[str, Usage]:
         """How every function that was called is called."""

@@ -145,12 +145,16 @@ def calls_of(n: int, side: FakeSide) -> Calls:
     return Calls(entries, nothing, nothing, nothing, end_ns, nothing)
 
 
+def one_busy_thread(shedder: Shedder, _elapsed_ns: int) -> None:
+    shedder._purse.cpu_share = 1.0
+
+
 def play(monkeypatch: pytest.MonkeyPatch, rate: int, seconds: int) -> tuple[Shedder, FakeSide, int]:
     """Call at a rate, tick and drain by a made-up clock; return also what was recorded."""
     side = FakeSide()
     clock = [SECOND_NS]
     monkeypatch.setattr("probes.cuda.shedding.time.monotonic_ns", lambda: clock[0])
-    monkeypatch.setattr(Shedder, "_read_cpu", lambda *_: None)
+    monkeypatch.setattr(Shedder, "_read_cpu", one_busy_thread)
     shedder = Shedder(0.01, {"emulated": COST, "stepped": COST}, side, side)  # type: ignore[arg-type]
     monkeypatch.setattr("threading.Thread.start", lambda _: None)
     shedder.start()
