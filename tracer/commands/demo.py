@@ -43,6 +43,7 @@ WRONG = 1
     metavar="DIR",
     help="Session directory; by default demo-SCENARIO.tracer here, replaced each time.",
 )
+@click.option("--cupti", is_flag=True, help="Record the device's own times too.")
 @click.option("--keep", is_flag=True, help="Leave the service running until Ctrl-C.")
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 def command(
@@ -51,6 +52,7 @@ def command(
     seed: int,
     duration_ns: int,
     output: Path | None,
+    cupti: bool,
     keep: bool,
     is_json: bool,
 ) -> int:
@@ -92,6 +94,7 @@ def command(
         duration_ns=duration_ns,
         force=output is None,
         is_terminal=is_terminal,
+        has_device_times=cupti,
     )
     with _ended_by_signals():
         performance = perform(chosen, options, tell, _wait if keep else None)

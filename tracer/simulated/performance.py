@@ -46,6 +46,7 @@ class RunOptions:
         duration_ns: Length of the recording.
         force: Replace an existing session.
         is_terminal: Whether to keep a status line on standard error.
+        has_device_times: Record the device's own times too, through the simulated CUPTI.
     """
 
     session: Path
@@ -53,6 +54,7 @@ class RunOptions:
     duration_ns: int
     force: bool = False
     is_terminal: bool = False
+    has_device_times: bool = False
 
 
 def perform(
@@ -82,6 +84,7 @@ def perform(
     except BuildError as error:
         raise RequirementError(str(error)) from None
     with stage:
+        cupti = stage.prepare_device_times() if options.has_device_times else None
         scenario.prepare(stage)
         result = Performance(options.session, stage.culprits)
         meters: list[DisturbanceMeter] = []
@@ -101,6 +104,7 @@ def perform(
                     output=options.session,
                     duration_ns=options.duration_ns,
                     engine_urls=(f"{url}/metrics",) if url is not None else (),
+                    cupti=cupti,
                     force=options.force,
                     on_ready=begin,
                     is_terminal=options.is_terminal,

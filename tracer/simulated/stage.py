@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import tracer
+from probes.cupti.probe import CuptiOptions
+from probes.cupti.rendezvous import Rendezvous
 from tracer.errors import TracerError
 from tracer.simulated.build import Libraries, build
 from tracer.simulated.device import SimulatedDevice
@@ -84,6 +87,7 @@ class Stage:
         self._children: list[subprocess.Popen[str]] = []
         self._undo: list[Callable[[], None]] = []
         self._n_files = 0
+        self._variables: dict[str, str] = {}
         self._ended = threading.Event()
 
     def __enter__(self) -> Stage:
@@ -102,6 +106,17 @@ class Stage:
         if self.service is None:
             raise StageError("the scenario started no service")
         return self.service
+
+    def prepare_device_times(self) -> CuptiOptions:
+        """Let processes that are started from now on load the injection library; return how to
+        collect from them.
+        """
+        meeting = Rendezvous.create()
+        self._variables = meeting.environment()
+        directory = meeting.directory
+        meeting.close(remove=False)
+        self.on_close(lambda: shutil.rmtree(directory, ignore_errors=True))
+        return CuptiOptions(directory)
 
     def start_mps(self) -> None:
         """Run an MPS server that processes started with ``in_mps`` from now on use."""
@@ -160,6 +175,7 @@ class Stage:
         environment["PYTHONPATH"] = root
         if on_device:
             environment.update(self.device.env())
+            environment.update(self._variables)
         if in_mps:
             environment["CUDA_MPS_PIPE_DIRECTORY"] = str(self._mps_pipe)
         child = subprocess.Popen(
