@@ -47,11 +47,14 @@ class SessionBuilder:
         for name, rows in self._rows.items():
             declared = schema.table(name)
             ordered = sorted(rows, key=lambda row: row[declared.order])
-            columns = {
-                column.name: [row.get(column.name) for row in ordered] for column in declared
-            }
-            unknown = {key for row in rows for key in row} - set(columns)
+            used = {key for row in rows for key in row}
+            unknown = used - set(declared.column_names)
             assert not unknown, f"table {name} has no column {unknown}"
+            nothing = [None] * len(ordered)
+            columns = {
+                key: [row.get(key) for row in ordered] if key in used else nothing
+                for key in declared.column_names
+            }
             write_segment(self.path, pa.table(columns, schema=declared.arrow_schema()), name)
         (self.path / FILE_NAME).write_text(self.manifest.to_json())
         return open_session(self.path)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from analysis import schema
 from tests.analysis.builder import S
@@ -84,8 +83,8 @@ class _Spans:
         self.longest = max((end - start for start, end in self.spans), default=0)
 
     def share(self, begin: int, end: int) -> float:
-        low = int(np.searchsorted(self.starts, begin - self.longest))
-        high = int(np.searchsorted(self.starts, end))
+        low = bisect.bisect_left(self.starts, begin - self.longest)
+        high = bisect.bisect_left(self.starts, end)
         return busy_share(self.spans[low:high], begin, end)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from analysis import schema
 from tests.analysis.builder import S
@@ -145,8 +144,8 @@ def _launcher_seconds(scene: Scene, actor: Actor) -> Iterator[Row]:
     )
     starts = [row[0] for row in absent]
     for time, _share, _phase in scene.times(S):
-        low = max(int(np.searchsorted(starts, time)) - 1, 0)
-        high = int(np.searchsorted(starts, time + S))
+        low = max(bisect.bisect_left(starts, time) - 1, 0)
+        high = bisect.bisect_left(starts, time + S)
         off = waiting = n_pushed = 0
         for start, end, ready, state in absent[low:high]:
             part = max(min(end, time + S) - max(start, time), 0)
