@@ -19,7 +19,7 @@ from probes.probe import Batch
 from probes.recorded.ahead import ahead
 from probes.recorded.devices import DeviceIndex
 from probes.recorded.json_events import GZIP_MAGIC, EventStream
-from probes.recorded.kineto_rows import parse_block
+from probes.recorded.kineto_rows import BlockParser
 from probes.recorded.kineto_tables import add_events
 from probes.recorded.recording import Problems, RecordingError
 from probes.recorded.trace_tables import TraceTables
@@ -136,8 +136,9 @@ class KinetoRecording:
         stream = EventStream(file.path, self.problems)
         keep_python = _unpacked_bytes(file.path) <= _PYTHON_MAX_BYTES
         rank = file.rank
+        parser = BlockParser(keep_python, self.problems)
         for block in ahead(stream):
-            for rows in parse_block(block, stream.categories, keep_python, self.problems):
+            for rows in parser.rows(block, stream.categories):
                 add_events(tables, rows, shift_ns, self.problems)
             if tables.n_held > _HELD_ROWS:
                 yield from self._flush(tables, stream, rank)

@@ -57,11 +57,12 @@ _REDUNDANT = frozenset(
     }
 )
 
-#: Microseconds exactly, whether written as a number or as text.
-_MICROSECONDS = pa.decimal128(38, 18)
-#: Process and thread; some traces write them as text, which only a decimal takes.
+#: Microseconds to the nanosecond, exactly; process and thread.
+_MICROSECONDS = pa.decimal128(38, 3)
 _NUMBER = pa.int64()
-_TEXT_NUMBER = pa.decimal128(38, 0)
+#: The same for traces that give more digits, or numbers as text.
+_WIDE_MICROSECONDS = pa.decimal128(38, 18)
+_WIDE_NUMBER = pa.decimal128(38, 0)
 _COMMON = [
     pa.field("ph", pa.string()),
     pa.field("name", pa.string()),
@@ -111,10 +112,14 @@ _SCHEMAS = {
     RANGE: pa.schema([*_COMMON, pa.field("tid", _NUMBER)]),
 }
 _SCHEMAS[PYTHON] = _SCHEMAS[RANGE]
-_WITH_TEXT_NUMBERS = {
-    group: pa.schema(
-        [item.with_type(_TEXT_NUMBER) if item.name in ("pid", "tid") else item for item in schema]
-    )
+_WIDER = {
+    "ts": _WIDE_MICROSECONDS,
+    "dur": _WIDE_MICROSECONDS,
+    "pid": _WIDE_NUMBER,
+    "tid": _WIDE_NUMBER,
+}
+_WIDE_SCHEMAS = {
+    group: pa.schema([item.with_type(_WIDER.get(item.name, item.type)) for item in schema])
     for group, schema in _SCHEMAS.items()
 }
 
@@ -181,47 +186,96 @@ def group_of(category: str) -> str | None:
     return _GROUPS.get(category.lower())
 
 
-def parse_block(
-    block: EventBlock,
-    categories: list[str],
-    keep_python: bool,
-    problems: Problems,
-) -> Iterator[EventRows]:
-    """Yield the rows of a block, group by group; what is not imported is counted.
+class BlockParser:
+    """Turns the blocks of one trace into rows.
 
     Args:
-        block: The events.
-        categories: Names of the categories by code.
         keep_python: Whether Python function ranges are kept.
         problems: Where skipped events are counted.
     """
-    members = np.array([group_of(name) or "" for name in categories] + [""])[block.categories]
-    _count_others(block, categories, members, problems)
-    # Lines are what parts events for the parser.
-    raw = block.raw.replace(b"\n", b" ").replace(b"\r", b" ")
-    names = [name.lower() for name in categories]
-    for group in (DEVICE, SYNC, CALL, RANGE, PYTHON):
-        rows = np.flatnonzero(members == group)
-        if len(rows) == 0:
-            continue
-        if group == PYTHON and not keep_python:
-            problems.add("Python function of a large trace: left out", len(rows))
-            continue
-        pieces = [
-            raw[start:end]
-            for start, end in zip(
-                block.starts[rows].tolist(), block.ends[rows].tolist(), strict=True
-            )
-        ]
-        codes = block.categories[rows]
-        table = _parse(b"\n".join(pieces), group, len(pieces))
+
+    def __init__(self, keep_python: bool, problems: Problems) -> None:
+        self._keep_python = keep_python
+        self._problems = problems
+        self._is_wide = False
+
+    def rows(self, block: EventBlock, categories: list[str]) -> Iterator[EventRows]:
+        """Yield the rows of a block, group by group; what is not imported is counted.
+
+        Args:
+            block: The events.
+            categories: Names of the categories by code.
+        """
+        members = np.array([group_of(name) or "" for name in categories] + [""])[block.categories]
+        _count_others(block, categories, members, self._problems)
+        # Lines are what parts events for the parser.
+        raw = block.raw.replace(b"\n", b" ").replace(b"\r", b" ")
+        known = [name.lower() for name in categories]
+        for group in (DEVICE, SYNC, CALL, RANGE, PYTHON):
+            rows = np.flatnonzero(members == group)
+            if len(rows) == 0:
+                continue
+            if group == PYTHON and not self._keep_python:
+                reason = "Python function of a large trace: left out"
+                self._problems.add(reason, len(rows))
+                continue
+            spans = zip(block.starts[rows].tolist(), block.ends[rows].tolist(), strict=True)
+            table = self._parse([raw[start:end] for start, end in spans], group)
+            codes, names = block.categories[rows], known
+            if table is None:
+                table, codes, names = self._parse_tolerantly(block, group)
+            found = _valid(table, group, codes, names, self._problems)
+            if found is not None:
+                yield found
+
+    def _parse(self, lines: list[bytes], group: str) -> pa.Table | None:
+        """Parse events of one line each, or return None when any of them is not as expected."""
+        text = b"\n".join([*lines, b""])
+        if not text.isascii():
+            try:
+                text.decode("utf-8")
+            except UnicodeDecodeError:
+                text = text.decode("utf-8", "replace").encode()
+        for is_wide in (True,) if self._is_wide else (False, True):
+            try:
+                table = _read_json(text, (_WIDE_SCHEMAS if is_wide else _SCHEMAS)[group])
+                table = _narrowed(table) if is_wide else table
+            except pa.ArrowInvalid:
+                continue
+            if table.num_rows != len(lines):
+                return None
+            self._is_wide = is_wide
+            return table
+        return None
+
+    def _parse_tolerantly(self, block: EventBlock, group: str) -> tuple[pa.Table, _Ints, list[str]]:
+        """Parse one group of a block event by event; count and drop what is not readable."""
+        lines, names = [], []
+        starts, ends, _ = split_exactly(block.raw)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            piece = block.raw[start:end]
+            try:
+                event = json.loads(piece.decode("utf-8", "replace"))
+            except (ValueError, RecursionError):
+                if group_of(_category_of(piece)) == group:
+                    self._problems.add("event that is no valid JSON")
+                continue
+            category = event.get("cat") if isinstance(event, dict) else None
+            if not isinstance(category, str) or group_of(category) != group:
+                continue
+            try:
+                clean = _cleaned(event, _SCHEMAS[group])
+            except ValueError as error:
+                self._problems.add(str(error))
+                continue
+            lines.append(json.dumps(clean).encode())
+            names.append(category.lower())
+        table = self._parse(lines, group) if lines else None
         if table is None:
-            table, codes, own_names = _parse_tolerantly(block, group, problems)
-            found = _valid(table, group, codes, own_names, problems)
-        else:
-            found = _valid(table, group, codes, names, problems)
-        if found is not None:
-            yield found
+            self._problems.add("event that is no valid JSON", len(lines))
+            return _SCHEMAS[group].empty_table(), np.empty(0, np.int64), []
+        unique, codes = np.unique(np.array(names), return_inverse=True)
+        return table, codes.astype(np.int64), unique.tolist()
 
 
 def _count_others(
@@ -237,58 +291,33 @@ def _count_others(
             problems.add(f"event of category '{categories[code][:60]}': not imported", count)
 
 
-def _parse(lines: bytes, group: str, n_rows: int) -> pa.Table | None:
-    """Parse events of one line each, or return None when any of them is not as expected."""
-    if not lines.isascii():
-        try:
-            lines.decode("utf-8")
-        except UnicodeDecodeError:
-            lines = lines.decode("utf-8", "replace").encode()
-    for schema in (_SCHEMAS[group], _WITH_TEXT_NUMBERS[group]):
-        try:
-            table = pj.read_json(
-                pa.BufferReader(lines + b"\n"),
-                read_options=pj.ReadOptions(use_threads=True, block_size=_PARSE_BYTES),
-                parse_options=pj.ParseOptions(
-                    explicit_schema=schema, unexpected_field_behavior="ignore"
-                ),
-            )
-            return table.cast(_SCHEMAS[group]) if table.num_rows == n_rows else None
-        except pa.ArrowInvalid:
-            continue
-    return None
+def _read_json(text: bytes, schema: pa.Schema) -> pa.Table:
+    """The declared fields of events of one line each.
+
+    Raises:
+        ArrowInvalid: a value is not of its declared type.
+    """
+    return pj.read_json(
+        pa.BufferReader(text),
+        read_options=pj.ReadOptions(use_threads=True, block_size=_PARSE_BYTES),
+        parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
 
 
-def _parse_tolerantly(
-    block: EventBlock, group: str, problems: Problems
-) -> tuple[pa.Table, _Ints, list[str]]:
-    """Parse one group of a block event by event; count and drop what is not readable."""
-    lines, names = [], []
-    starts, ends, _ = split_exactly(block.raw)
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        piece = block.raw[start:end]
-        try:
-            event = json.loads(piece.decode("utf-8", "replace"))
-        except (ValueError, RecursionError):
-            if group_of(_category_of(piece)) == group:
-                problems.add("event that is no valid JSON")
-            continue
-        category = event.get("cat") if isinstance(event, dict) else None
-        if not isinstance(category, str) or group_of(category) != group:
-            continue
-        try:
-            clean = _cleaned(event, _SCHEMAS[group])
-        except ValueError as error:
-            problems.add(str(error))
-            continue
-        lines.append(json.dumps(clean).encode())
-        names.append(category.lower())
-    table = _parse(b"\n".join(lines), group, len(lines)) if lines else None
-    if table is None:
-        problems.add("event that is no valid JSON", len(lines))
-        return _SCHEMAS[group].empty_table(), np.empty(0, np.int64), []
-    unique, codes = np.unique(np.array(names), return_inverse=True)
-    return table, codes.astype(np.int64), unique.tolist()
+def _narrowed(table: pa.Table) -> pa.Table:
+    """Numbers of the wide types in the usual ones, times rounded to the nanosecond.
+
+    Raises:
+        ArrowInvalid: a number does not fit.
+    """
+    for index, name in enumerate(table.column_names):
+        column = table[name]
+        if column.type == _WIDE_MICROSECONDS:
+            column = pc.round(column, 3).cast(_MICROSECONDS)
+        elif column.type == _WIDE_NUMBER:
+            column = column.cast(_NUMBER)
+        table = table.set_column(index, name, column)
+    return table
 
 
 def _category_of(piece: bytes) -> str:
@@ -355,12 +384,12 @@ def _microseconds(value: object) -> str | None:
 
 
 def _nanoseconds(column: pa.ChunkedArray) -> tuple[_Ints, _Bools]:
-    """Exact ns of decimal microseconds, and where there is none or it is out of range."""
-    rounded = pc.round(column.combine_chunks(), 3).cast(pa.decimal128(38, 3))
-    words = np.frombuffer(rounded.buffers()[1], np.int64).reshape(-1, 2)
-    low = words[rounded.offset : rounded.offset + len(rounded), 0]
-    high = words[rounded.offset : rounded.offset + len(rounded), 1]
-    is_null = _flat(rounded.is_null())
+    """Exact ns of microseconds with three digits, and where there is none or it is out of range."""
+    values = column.combine_chunks()
+    words = np.frombuffer(values.buffers()[1], np.int64).reshape(-1, 2)
+    low = words[values.offset : values.offset + len(values), 0]
+    high = words[values.offset : values.offset + len(values), 1]
+    is_null = _flat(values.is_null())
     limit = int(_MAX_MICROSECONDS) * 1000
     is_out = (high != (low >> 63)) | (low > limit) | (low < -limit)
     return np.where(is_null, 0, low), is_null | is_out

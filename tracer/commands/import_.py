@@ -38,9 +38,10 @@ def command(file: Path, output: Path, format_name: str | None, force: bool) -> N
     Example:
       tracer import trace.db -o old.tracer
     """
-    from tracer.lean_arrow import make_arrow_lean
+    from tracer.lean_arrow import give_memory_back, make_arrow_lean
 
     make_arrow_lean()
+    give_memory_back()
     from probes.recorded.opening import open_recording
     from tracer.session import SessionWriter
 
