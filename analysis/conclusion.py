@@ -48,6 +48,17 @@ ROOTS = {
     "contention.outside_mps": {"contention.cross_process"},
     "launch.cgroup_throttle": {"launch.cpu_delay"},
     "launch.first_use": {"launch.host_bound"},
+    "launch.graph_fallback": {"launch.host_bound"},
+    "launch.gc_pause": {"launch.host_bound"},
+    "host.sync_stall": {"launch.host_bound"},
+    "hang.hardware": {"hang.kernel", "hang.collective", "queue.retry_storm"},
+    "hang.collective": {"hang.kernel", "collective.straggler", "queue.retry_storm"},
+    # Heavy requests outgrow the captured graphs, and make the rest wait.
+    "request.heavy": {"launch.graph_fallback", "launch.host_bound", "queue.overload"},
+    "prefill.hogging": {"queue.head_of_line"},
+    "queue.head_of_line": {"queue.retry_storm"},
+    "queue.imbalance": {"queue.overload", "queue.head_of_line", "queue.retry_storm"},
+    "power.throttle": {"queue.overload", "queue.retry_storm"},
     # Evicted requests are computed again instead of new ones, which wait.
     "kv.preemption": {"queue.overload", "prefill.hogging"},
     # Which rank is late comes first; why its host is late is a finding about that rank.
@@ -85,7 +96,7 @@ def rank(findings: list[Finding]) -> list[Finding]:
         item.symptoms = sorted(ROOTS.get(item.cause, set()) & present)
         symptoms.update(item.symptoms)
     found.sort(key=lambda item: (item.cause in symptoms, -item.lost_ns * item.confidence))
-    found.sort(key=lambda item: item.cause != "hang.kernel")
+    found.sort(key=lambda item: not item.cause.startswith("hang.") or item.cause in symptoms)
     undecided = [item for item in findings if item.status is Status.UNDECIDED]
     undecided.sort(key=lambda item: -item.confidence * max(item.lost_share, 0.01))
     return found + undecided

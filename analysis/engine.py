@@ -39,10 +39,19 @@ RECEIVED = "requests_received"
 LIMIT = "requests_max"
 QUEUE = "queue_seconds"
 TTFT = "ttft_seconds"
-
+E2E = "e2e_seconds"
+PREFILL_SECONDS = "prefill_seconds"
+PREFILL_TOKENS = "prefill_computed_tokens"
+REQUEST_PROMPT = "request_prompt_tokens"
+REQUEST_N = "request_n"
+WAITING_BY_REASON = "requests_waiting_by_reason"
+DRAFTED = "drafted_tokens"
+ACCEPTED = "accepted_tokens"
+ADAPTERS_RUNNING = "adapters_running"
+ADAPTERS_WAITING = "adapters_waiting"
 
 #: Histograms whose buckets are read, so that a percentile of some windows can be told.
-WITH_BUCKETS = (INTER_TOKEN,)
+WITH_BUCKETS = (INTER_TOKEN, TTFT, E2E)
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,29 @@ class EngineSeries:
         """Return a counter, None where it is not exposed."""
         return self.series(metric, "counter")
 
+    def labelled(self, metric: str, kind: str) -> list[tuple[str, Series]]:
+        """Return one metric by its labels (JSON as recorded), added up over endpoints."""
+        rows = self._frame[(self._frame["metric"] == metric) & (self._frame["kind"] == kind)]
+        result = []
+        for labels, own in rows.groupby(rows["labels"].fillna("")):
+            part = EngineSeries(own).series(metric, kind)
+            if part is not None:
+                result.append((str(labels), part))
+        return result
+
+    def separate(self, metric: str, kind: str) -> dict[str, Series]:
+        """Return one metric by engine: its endpoint, with its labels where one has several."""
+        rows = self._frame[(self._frame["metric"] == metric) & (self._frame["kind"] == kind)]
+        result = {}
+        for endpoint, own in rows.groupby("endpoint"):
+            several = own["labels"].nunique(dropna=False) > 1
+            for labels, part in own.groupby(own["labels"].fillna("")):
+                name = f"{endpoint} {labels}" if several else str(endpoint)
+                result[name] = Series(
+                    part["time_ns"].to_numpy(dtype=np.int64), part["value"].to_numpy(dtype=float)
+                )
+        return result
+
     @cached_property
     def demand(self) -> Ints | None:
         """Disjoint intervals in which a request ran or waited; None where neither is exposed.
@@ -233,6 +265,16 @@ def load_engine(session: Session) -> EngineSeries | None:
         LIMIT,
         QUEUE,
         TTFT,
+        E2E,
+        PREFILL_SECONDS,
+        PREFILL_TOKENS,
+        REQUEST_PROMPT,
+        REQUEST_N,
+        WAITING_BY_REASON,
+        DRAFTED,
+        ACCEPTED,
+        ADAPTERS_RUNNING,
+        ADAPTERS_WAITING,
     )
     mask = pc.is_in(rows["metric"], value_set=pa.array(wanted))
     mask = pc.and_(mask, pc.is_valid(rows["value"]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis import intervals
@@ -20,9 +21,12 @@ from analysis.gpu import GpuSamples, Samples, load_gpu
 from analysis.idleness import Idleness, timed_devices
 from analysis.threads import Absences, Launcher, load_absences
 from analysis.timeline import Session
+from analysis.waits import children, on_cpu, waits_of
 
 Ints = npt.NDArray[np.int64]
 
+#: Pauses between two CUDA calls are looked at one by one from here on.
+PAUSE_NS = 10_000_000
 #: A pause between two CUDA calls in which the launching thread mostly sleeps counts as "nothing
 #: was asked" from here on, where no engine tells the demand. An engine or training loop that has
 #: work pauses for less than a tenth of a second; a shorter sleep is charged to the host.
@@ -168,12 +172,12 @@ class Facts:
         return result
 
     def pauses(self, pid: int) -> tuple[Ints, int | None]:
-        """Return the pauses of a process longer than :data:`QUIET_NS` as ``(n, 2)`` ns, and the
+        """Return the pauses of a process longer than :data:`PAUSE_NS` as ``(n, 2)`` ns, and the
         median of all its pauses, ns.
         """
         if pid not in self._pauses:
             assert self.calls is not None
-            self._pauses[pid] = self.calls.pauses(pid, QUIET_NS)
+            self._pauses[pid] = self.calls.pauses(pid, PAUSE_NS)
         return self._pauses[pid]
 
     @cached_property
@@ -200,6 +204,47 @@ class Facts:
     @cached_property
     def _steps(self) -> dict[int, Steps]:
         return {}
+
+    def workers(self, pid: int) -> set[int]:
+        """Return the child processes of a process that launch nothing themselves."""
+        return children(self.session, pid) - set(self.processes)
+
+    def input_waits(self, pid: int) -> Ints:
+        """Return when the launching thread of a process slept until one of its workers woke it,
+        as ``(n, 2)`` ns: by a worker, or by a thread of its own that mostly sleeps itself (one
+        that hands the workers' results on) while workers compute.
+        """
+        if pid not in self._input_waits:
+            waits, workers = waits_of(self.launchers[pid]), self.workers(pid)
+            by_worker = np.isin(waits.waker_pid, list(workers))
+            own = (waits.waker_pid == pid) & (waits.waker_tid != self.launchers[pid].tid)
+            if workers and own.any():
+                span_ns = self.end_ns - self.start_ns
+                busy = on_cpu(self.session, {pid, *workers}, span_ns) or {}
+                computing = sum(part for (one, _tid), part in busy.items() if one in workers)
+                idle = [tid for (one, tid), part in busy.items() if one == pid and part < 0.1]
+                if computing >= 0.5:
+                    by_worker |= own & np.isin(waits.waker_tid, idle)
+            self._input_waits[pid] = waits.spans[by_worker]
+        return self._input_waits[pid]
+
+    @cached_property
+    def _input_waits(self) -> dict[int, Ints]:
+        return {}
+
+    def copies_back(self, pid: int) -> Ints:
+        """Return the copies from device to host of a process as ``(n, 2)``: entry in ns, bytes."""
+        columns = ("start_ns", "pid", "copy_kind", "size_bytes")
+
+        def convert(part: pa.Table) -> Ints:
+            is_back = pc.is_in(part["copy_kind"], pa.array(["d2h", "d2h_pageable"]))
+            own = part.filter(pc.and_(pc.fill_null(is_back, False), pc.equal(part["pid"], pid)))
+            own = own.filter(pc.is_valid(own["size_bytes"]))
+            return np.stack((own["start_ns"].to_numpy(), own["size_bytes"].to_numpy()), axis=1)
+
+        parts = self.session.collect("cuda_call", columns, convert)
+        rows = np.concatenate(parts) if parts else intervals.EMPTY
+        return rows[np.argsort(rows[:, 0], kind="stable")]
 
     @cached_property
     def activity(self) -> dict[int, dict[str, Ints]]:
@@ -367,6 +412,10 @@ class Facts:
             away = intervals.overlap_each(pauses, launcher.absences.spans)
             ready = intervals.overlap_each(pauses, launcher.absences.ready_spans)
             pauses = pauses[2 * (away - ready) > pauses[:, 1] - pauses[:, 0]]
+            if not self.is_demand_told:
+                # A program that waits for its own workers wants to go on.
+                loading = intervals.overlap_each(pauses, intervals.union(self.input_waits(pid)))
+                pauses = pauses[2 * loading < pauses[:, 1] - pauses[:, 0]]
         own = calls.of_process(pid)
         first, last = int(np.argmax(own)), len(own) - 1 - int(np.argmax(own[::-1]))
         end = int(calls.start[last] + calls.duration[last])

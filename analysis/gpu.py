@@ -160,6 +160,7 @@ def load_gpu(session: Session) -> GpuSamples | None:
         "context_switch_active_pct",
         "dram_active_pct",
         "sm_active_pct",
+        "tensor_active_pct",
     )
     samples = session.table("gpu_sample", columns=columns).to_pandas()
     names = ("time_ns", "device", "pid", "type", "sm_util_pct", "name", "is_target")

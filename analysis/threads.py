@@ -70,6 +70,7 @@ class Absences:
         is_blocked: It left uninterruptible.
         pid: Its process.
         tid: The thread.
+        waker_pid: Process of the task that woke it, -1 where not known.
         waker_tid: Task that woke it, -1 where not known.
         culprit: Index into ``culprits``: the task that had the CPU while it was ready.
         culprits: ``(pid, tid, name)``; tid 0 is an idle CPU, pid None is not known.
@@ -82,6 +83,7 @@ class Absences:
     is_blocked: Bools
     pid: Ints
     tid: Ints
+    waker_pid: Ints
     waker_tid: Ints
     culprit: Ints
     culprits: list[tuple[int | None, int | None, str]]
@@ -99,6 +101,7 @@ class Absences:
             self.is_blocked[mask],
             self.pid[mask],
             self.tid[mask],
+            self.waker_pid[mask],
             self.waker_tid[mask],
             self.culprit[mask],
             self.culprits,
@@ -137,6 +140,7 @@ def load_absences(session: Session) -> Absences | None:
         _equals(state, "uninterruptible"),
         rows["pid"].to_numpy().astype(np.int64),
         rows["tid"].to_numpy().astype(np.int64),
+        _ints(rows["waker_pid"], -1),
         _ints(rows["waker_tid"], -1),
         culprit,
         culprits,

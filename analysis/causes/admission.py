@@ -87,7 +87,8 @@ def _has_room(engine: EngineSeries, load: Load) -> Flags:
         if exposed is None:
             # A batch may be small because its requests are long: half a cache is room enough.
             room |= (load.kv_usage < KV_FULL / 2) & (load.running <= 1)
-    return room & (np.nan_to_num(load.preempted) == 0)
+    room &= np.nan_to_num(load.preempted) == 0
+    return room
 
 
 def _is_full(load: Load, held: Flags) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import device_time, intervals, quantiles
-from analysis.causes import launch_delay
+from analysis.causes import launch_delay, live_idle
 from analysis.causes.declaration import Cause, Needs
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
@@ -16,8 +16,8 @@ from analysis.severity import MATERIAL_SHARE
 Ints = npt.NDArray[np.int64]
 
 HOST_BOUND = "launch.host_bound"
-SYNC = "host.sync_stall"
-INPUT = "host.input_starvation"
+SYNC = live_idle.SYNC
+INPUT = live_idle.INPUT
 
 #: Part of a gap (analysis/idleness.py) that each cause is about.
 _REASON = {HOST_BOUND: "late_launch", SYNC: "sync", INPUT: "input"}
@@ -42,6 +42,10 @@ def find_host_bound(facts: Facts) -> Finding | None:
 
 def find_sync_stall(facts: Facts) -> Finding:
     """Return whether waits of the host for the device drained its queue in every step."""
+    if not facts.timed:
+        live = live_idle.find_sync_stall(facts)
+        if live is not None:
+            return live
     return _best(
         facts, SYNC, [_sync_stall(facts, item) for item in facts.timed if _has_calls(item)]
     )
@@ -49,6 +53,10 @@ def find_sync_stall(facts: Facts) -> Finding:
 
 def find_input_starvation(facts: Facts) -> Finding:
     """Return whether the device was idle in every step while the program loaded its input."""
+    if not facts.timed:
+        live = live_idle.find_input_starvation(facts)
+        if live is not None:
+            return live
     if not facts.session.has("annotation"):
         return _best(facts, INPUT, [])
     return _best(facts, INPUT, [_starvation(facts, item) for item in facts.timed])
@@ -275,12 +283,18 @@ CAUSES = (
         "the input pipeline is slower than the device",
         "Each step waits for its data.",
         "The device is idle in every step while the launching thread is inside a range that loads "
-        "input, beyond what a sync before it explains.",
+        "input, beyond what a sync before it explains, or sleeps until one of its worker processes "
+        "wakes it.",
         "Stragglers, garbage collection, a sync that makes loading visible which would have been "
         "hidden.",
-        "Record steps: a PyTorch profiler trace, then tracer import.",
+        "Record the scheduler: tracer record --pid PID as root; or a PyTorch profiler trace, then "
+        "tracer import.",
         "Use more workers, prefetch, or make each item cheaper.",
-        Needs(("gpu_activity", "cuda_call", "annotation")),
+        Needs(
+            ("cuda_call",),
+            (("gpu_activity", "offcpu"),),
+            ("annotation", "thread_second", "event"),
+        ),
         find_input_starvation,
     ),
     Cause(
@@ -292,7 +306,7 @@ CAUSES = (
         "A sync that only waits for kernels costs nothing.",
         "Bring device times: tracer import TRACE (PyTorch profiler or Nsight Systems).",
         "Remove .item(), .cpu() and blocking copies from the step.",
-        Needs(("gpu_activity", "cuda_call"), optional=tuple(TABLES[2:])),
+        Needs(("cuda_call",), optional=("gpu_activity", "offcpu", *TABLES[2:])),
         find_sync_stall,
     ),
 )

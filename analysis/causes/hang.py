@@ -14,20 +14,14 @@ from analysis.causes.declaration import Cause, Needs
 from analysis.engine import gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
+from analysis.stuck import OPEN_NS, WAITS, is_still_open, ranks, threshold
 
 HANG = "hang.kernel"
 
-#: How long a call must be open: ten times the longest completed wait, and at least 3 s; 10 s where
-#: no completed wait tells what is usual. Prefills of very long prompts take a second or two.
-OPEN_RATIO = 10
-OPEN_NS = 3_000_000_000
-OPEN_NS_UNKNOWN = 10_000_000_000
 #: A kernel that never ends keeps the device fully utilised: a little less for the window in which
 #: it began.
 HIGH_PCT = 90.0
 LOW_PCT = 50.0
-#: Kinds of calls in which a thread waits for a device that does not go on.
-_WAITS = ("sync", "copy", "launch", "graph_launch", "memory", "wait", "query")
 
 
 def find_hang(facts: Facts) -> Finding:
@@ -35,10 +29,10 @@ def find_hang(facts: Facts) -> Finding:
     opened = [
         row
         for row in facts.open_calls
-        if row["kind"] in _WAITS and not row["is_doubtful"] and _is_still_open(facts, row)
+        if row["kind"] in WAITS and not row["is_doubtful"] and is_still_open(facts, row)
     ]
     if opened:
-        found = _with_open_call(facts, min(opened, key=lambda row: int(row["start_ns"])))
+        found = _with_open_call(facts, _likeliest(facts, opened))
         if found.status is not Status.NOT_FOUND:
             return found
         before = _late_attach(facts)
@@ -52,27 +46,17 @@ def find_hang(facts: Facts) -> Finding:
     return finding
 
 
-def _is_still_open(facts: Facts, row: dict[str, Any]) -> bool:
-    """Whether the snapshot is from the end of the recording, not of a call that returned since."""
-    return int(row["time_ns"]) >= facts.end_ns - OPEN_NS
-
-
-def _threshold(facts: Facts, pid: int) -> int:
-    """Age in ns from which an open wait is beyond anything this process did before."""
-    calls = facts.calls
-    if calls is None:
-        return OPEN_NS_UNKNOWN
-    waits = calls.duration[calls.is_sync & calls.of_process(pid)]
-    if len(waits) == 0:
-        return OPEN_NS_UNKNOWN
-    return max(OPEN_NS, OPEN_RATIO * int(waits.max()))
+def _likeliest(facts: Facts, opened: list[dict[str, Any]]) -> dict[str, Any]:
+    """The open call to look at: of a rank that waits for no collective, else the oldest."""
+    waits = {rank.pid for rank in ranks(facts) if rank.opened is not None and rank.is_collective}
+    return min(opened, key=lambda row: (int(row["pid"]) in waits, int(row["start_ns"])))
 
 
 def _with_open_call(facts: Facts, row: dict[str, Any]) -> Finding:
     pid, tid, start = int(row["pid"]), int(row["tid"]), int(row["start_ns"])
     device = facts.device_of.get(pid, facts.devices[0] if len(facts.devices) == 1 else None)
     age = facts.end_ns - start
-    limit = _threshold(facts, pid)
+    limit = threshold(facts, pid)
     span = intervals.make([start], [facts.end_ns])
     finding = Finding(
         HANG,
@@ -140,7 +124,7 @@ def _by_utilisation(facts: Facts, finding: Finding, start: int, row: dict[str, A
     others = [
         call
         for call in facts.open_calls
-        if call["pid"] != finding.where.pid and _is_still_open(facts, call)
+        if call["pid"] != finding.where.pid and is_still_open(facts, call)
     ]
     if mean[0] < LOW_PCT:
         finding.lost_ns, finding.lost_share, finding.spans = 0, 0.0, intervals.EMPTY
@@ -153,7 +137,10 @@ def _by_utilisation(facts: Facts, finding: Finding, start: int, row: dict[str, A
             )
         )
         return finding
-    if others and len({facts.device_of.get(int(call["pid"])) for call in others}) > 1:
+    alone = _alone(facts, finding) if others else None
+    if alone is not None:
+        finding.excluded.append(alone)
+    elif others and len({facts.device_of.get(int(call["pid"])) for call in others}) > 1:
         finding.status, finding.confidence = Status.UNDECIDED, 0.6
         finding.undecided_because = "several devices stand still: it may be a collective"
         finding.settled_by = "the last launch of every rank"
@@ -176,6 +163,23 @@ def _by_utilisation(facts: Facts, finding: Finding, start: int, row: dict[str, A
     if len(facts.devices) == 1:
         finding.excluded.append(Exclusion("hang.collective", "one device only"))
     return finding
+
+
+def _alone(facts: Facts, finding: Finding) -> Exclusion | None:
+    """Why it is no collective that hangs: all other ranks wait in one, and this one does not."""
+    found = ranks(facts)
+    own = [rank for rank in found if rank.pid == finding.where.pid]
+    others = [rank for rank in found if rank.pid != finding.where.pid and rank.opened is not None]
+    if not own or not others or own[0].is_collective or own[0].kernel is None:
+        return None
+    kernels = {rank.kernel for rank in others}
+    if len(kernels) > 1 or own[0].kernel in kernels or not others[0].is_collective:
+        return None
+    return Exclusion(
+        "hang.collective",
+        f"{len(others)} other ranks wait in a collective for this one, which launched another "
+        "kernel last",
+    )
 
 
 def _last_kernel(facts: Facts, pid: int, time_ns: int) -> Evidence | None:

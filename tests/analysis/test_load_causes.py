@@ -193,7 +193,7 @@ def test_waiting_with_room_is_not_overload(tmp_path: Path) -> None:
     finding = of(attribution, "queue.overload")
     assert finding.status is Status.NOT_FOUND
     assert "queue.head_of_line" in finding.excluded[-1].reason
-    assert attribution.verdict.cause == "unknown"
+    assert attribution.verdict.cause == "queue.head_of_line"
 
 
 def test_waiting_is_undecided_where_capacity_is_not_exposed(tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+"""Clocks, memory, drafts, adapters and faults of the device, each beside its look-alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import attribute
+from analysis.attribution import Attribution
+from analysis.finding import Status
+from analysis.manifest import Gpu
+from tests.analysis.builder import MS, S, Service
+from tests.analysis.scrapes import Scrapes, finding, gpu_rows
+
+THERMAL, POWER_CAP = 0x20, 0x4
+
+
+def clocked(
+    path: Path, slower: float, low_mhz: int, reasons: int, *, from_begin: bool = False
+) -> Attribution:
+    """Decodes that take so many times as long in the second half (or all along)."""
+    service = Service(seed=2, has_nvml=False, running=4)
+    half = service.start + 10 * S
+    service.decode_until(half, slower if from_begin else 1.0)
+    service.decode_until(half + 10 * S, slower)
+    rows: list[dict[str, Any]] = gpu_rows(service.start, 20, util_pct=92.0, sm_clock_max_mhz=1_980)
+    for row in rows:
+        is_low = from_begin or row["time_ns"] > half
+        row["sm_clock_mhz"] = low_mhz if is_low else 1_900
+        row["clock_reasons"] = reasons if is_low else 0
+    builder = service.builder(path / "session", gpus=[Gpu(0, "GPU", sm_clock_max_mhz=1_980)])
+    return attribute(builder.add("gpu_sample", rows).write())
+
+
+def test_lowered_clocks_with_longer_steps_are_throttling(tmp_path: Path) -> None:
+    attribution = clocked(tmp_path, 2.0, 950, THERMAL)
+    throttle = finding(attribution, "power.throttle")
+    assert throttle.status is Status.FOUND
+    assert attribution.verdict.cause == "power.throttle"
+    assert throttle.lost_share == pytest.approx(0.25, abs=0.06)
+    assert "thermal" in throttle.summary
+
+
+@pytest.mark.parametrize(
+    ("slower", "low_mhz", "reasons"),
+    [(1.0, 1_880, POWER_CAP), (1.0, 950, POWER_CAP), (2.0, 1_900, 0)],
+    ids=["a flag alone", "a lower clock that limits nothing", "longer steps alone"],
+)
+def test_what_is_not_throttling(tmp_path: Path, slower: float, low_mhz: int, reasons: int) -> None:
+    attribution = clocked(tmp_path, slower, low_mhz, reasons)
+    assert finding(attribution, "power.throttle").status is Status.NOT_FOUND
+
+
+def test_a_device_throttled_all_along_is_not_called_healthy(tmp_path: Path) -> None:
+    attribution = clocked(tmp_path, 2.0, 800, THERMAL, from_begin=True)
+    assert finding(attribution, "power.throttle").status is Status.UNDECIDED
+    assert attribution.verdict.cause == "unknown"
+    assert attribution.verdict.candidates[0] == "power.throttle"
+
+
+def loaded(path: Path, **columns: Any) -> Attribution:
+    engine = Scrapes().play(20, requests_running=4, requests_waiting=0, generation_tokens=300)
+    builder = engine.builder(path / "session", gpus=[Gpu(0, "GPU")])
+    return attribute(builder.add("gpu_sample", gpu_rows(engine.start, 20, **columns)).write())
+
+
+@pytest.mark.parametrize(
+    ("dram", "sm", "status"),
+    [(91.0, 35.0, Status.FOUND), (70.0, 35.0, Status.UNDECIDED), (40.0, 90.0, Status.NOT_FOUND)],
+)
+def test_memory_bandwidth(tmp_path: Path, dram: float, sm: float, status: Status) -> None:
+    attribution = loaded(
+        tmp_path, util_pct=98.0, dram_active_pct=dram, sm_active_pct=sm, tensor_active_pct=sm / 4
+    )
+    answer = finding(attribution, "memory_bandwidth")
+    assert answer.status is (Status.UNDECIDED if status is Status.UNDECIDED else status)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "util", "status"),
+    [
+        (30.0, 98.0, Status.FOUND),
+        (2_600.0, 98.0, Status.NOT_FOUND),
+        (30.0, 40.0, Status.NOT_FOUND),
+        (700.0, 98.0, Status.UNDECIDED),
+    ],
+    ids=["rejected", "accepted", "room on the device", "in between"],
+)
+def test_speculation(tmp_path: Path, accepted: float, util: float, status: Status) -> None:
+    engine = Scrapes().play(
+        20,
+        requests_running=8,
+        requests_waiting=0,
+        generation_tokens=500,
+        drafted_tokens=4_000,
+        accepted_tokens=accepted,
+    )
+    builder = engine.builder(tmp_path / "session", gpus=[Gpu(0, "GPU")])
+    rows = gpu_rows(engine.start, 20, util_pct=util)
+    attribution = attribute(builder.add("gpu_sample", rows).write())
+    assert finding(attribution, "speculation.loss").status is status
+
+
+def adapted(path: Path, size: int) -> Attribution:
+    service = Service(seed=4)
+    engine = Scrapes().play(5, adapters_running=8, adapters_waiting=0)
+    service.decode_until(service.start + 5 * S)
+    engine.play(20, adapters_running=8, adapters_waiting=6)
+    while service.now < service.start + 25 * S:
+        if size:
+            service.call("cudaMemcpyAsync", "copy", 9 * MS, copy_kind="h2d", size_bytes=size)
+        service.decode_step()
+    return attribute(service.builder(path / "session").add("engine_sample", engine.rows).write())
+
+
+def test_adapters_copied_at_every_batch_are_thrashed(tmp_path: Path) -> None:
+    assert finding(adapted(tmp_path, 200 << 20), "adapter.thrash").status is Status.FOUND
+
+
+def test_waiting_for_adapters_without_copies_is_something_else(tmp_path: Path) -> None:
+    assert finding(adapted(tmp_path, 0), "adapter.thrash").status is Status.NOT_FOUND
+
+
+def faulty(path: Path, xid: int, *, stops: bool) -> Attribution:
+    service = Service(seed=5, has_engine=False)
+    service.decode_until(service.start + 6 * S)
+    event = {
+        "time_ns": service.now,
+        "kind": "xid",
+        "pid": service.pid,
+        "name": f"xid {xid}",
+        "detail": f"Xid {xid} on GPU 0, told by NVML",
+    }
+    end = service.now + 10 * S
+    if not stops:
+        service.decode_until(end)
+    return attribute(service.builder(path / "session", end).add("event", [event]).write())
+
+
+def test_nothing_after_a_hardware_fault_is_its_doing(tmp_path: Path) -> None:
+    attribution = faulty(tmp_path, 79, stops=True)
+    assert attribution.verdict.cause == "hang.hardware"
+
+
+@pytest.mark.parametrize(("xid", "stops"), [(31, True), (79, False)])
+def test_faults_that_stop_nothing_or_are_the_programs(
+    tmp_path: Path, xid: int, stops: bool
+) -> None:
+    attribution = faulty(tmp_path, xid, stops=stops)
+    assert finding(attribution, "hang.hardware").status is Status.NOT_FOUND
+
+
+def test_utilisation_without_an_active_unit_is_suspect(tmp_path: Path) -> None:
+    service = Service(seed=6, has_nvml=False)
+    service.decode_until(service.start + 20 * S)
+    rows = gpu_rows(service.start, 20, util_pct=100.0, sm_active_pct=0.0)
+    attribution = attribute(service.builder(tmp_path / "s").add("gpu_sample", rows).write())
+    assert finding(attribution, "telemetry.suspect").status is Status.FOUND
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_page_that_stands_still_while_steps_go_on(tmp_path: Path, is_frozen: bool) -> None:
+    service = Service(seed=7, has_engine=False)
+    service.decode_until(service.start + 30 * S)
+    engine = Scrapes()
+    level = {"requests_running": 4, "requests_waiting": 0}
+    engine.play(10, **level, generation_tokens=400, iteration_tokens=(4, 100))
+    rate = 0 if is_frozen else 1
+    engine.play(20, **level, generation_tokens=400 * rate, iteration_tokens=(4, 100 * rate))
+    builder = service.builder(tmp_path / "session").add("engine_sample", engine.rows)
+    answer = finding(attribute(builder.write()), "telemetry.suspect")
+    assert answer.status is (Status.FOUND if is_frozen else Status.NOT_FOUND)
