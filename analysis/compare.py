@@ -17,6 +17,8 @@ from analysis.causes import cause
 from analysis.compared_figures import Figures, Measure, budget_figures, figures
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
+from analysis.kept import Kept
+from analysis.long_recording import DETAIL
 from analysis.resampling import LEAST_BLOCKS, SHORTEST_BLOCK_NS, block_edges, difference, value_of
 from analysis.timeline import Session, TimelineError
 
@@ -211,8 +213,11 @@ def _side(session: Session, word: str) -> tuple[Side, Figures]:
             f"{word} is {session.duration_ns / 1e9:.1f} s long, too short to tell noise from "
             f"change; give at least {least_s:.0f} s, better a minute"
         )
+    session, note = _with_whole_tables(session)
     facts = Facts(session)
     attribution = attribute(session, window_ns=int(edges[1] - edges[0]))
+    if note:
+        attribution.notes.insert(0, note)
     side = Side(
         session.path.name,
         session.start_ns,
@@ -222,6 +227,19 @@ def _side(session: Session, word: str) -> tuple[Side, Figures]:
         facts.trust("cuda", "engine", "nvml"),
     )
     return side, figures(facts, edges)
+
+
+def _with_whole_tables(session: Session) -> tuple[Session, str]:
+    """The session without tables of which it holds only a part, and what is left out."""
+    part = session.between(session.start_ns, session.end_ns)
+    spans = Kept.read(session.path).detailed(part.start_ns, part.end_ns)
+    if spans != [(part.start_ns, part.end_ns)]:
+        note = "full detail was not kept of all of it: calls and scheduling are not compared"
+    elif Facts(part).complete_ns < part.end_ns:
+        note = "it holds outliers only: calls and scheduling are not compared"
+    else:
+        return part, ""
+    return part.without(DETAIL), note
 
 
 def _budget_keys(*attributions: Attribution) -> dict[int | None, set[tuple[str, str]]]:

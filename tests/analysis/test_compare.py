@@ -9,6 +9,9 @@ import pytest
 
 from analysis.compare import Change, Comparison, compare
 from analysis.finding import Status
+from analysis.kept import FILE_NAME as kept_file
+from analysis.kept import Kept
+from analysis.manifest import Source
 from analysis.report.comparison import render_comparison
 from analysis.report.terminal import WIDTH
 from analysis.timeline import Session, TimelineError
@@ -30,7 +33,7 @@ def by_name(comparison: Comparison) -> dict[str, Change]:
 
 
 def test_the_same_service_twice_has_no_change_beyond_noise(tmp_path: Path):
-    for seed in range(4):
+    for seed in range(2):
         before = decoded(tmp_path / f"b{seed}", seed)
         after = decoded(tmp_path / f"a{seed}", seed + 100)
         comparison = compare(before, after)
@@ -117,6 +120,30 @@ def test_what_only_one_has_is_named(tmp_path: Path):
     comparison = compare(decoded(tmp_path / "b", 1), decoded(tmp_path / "a", 2, has_nvml=False))
     assert "device, utilisation (device 0): only in BEFORE" in comparison.not_compared
     json.dumps(comparison.to_json(), allow_nan=False)
+
+
+def test_calls_that_were_not_kept_are_not_compared(tmp_path: Path):
+    """Absent rows of a stretch without full detail must not look like fewer calls."""
+    before, after = decoded(tmp_path / "b", 1), decoded(tmp_path / "a", 2)
+    kept = Kept(detail_from_ns=after.start_ns + 20 * S)
+    (after.path / kept_file).write_text(kept.to_json())
+    comparison = compare(before, after)
+    assert not [item for item in comparison.changes if item.measure.group == "launches"]
+    assert "AFTER: full detail was not kept" in comparison.notes[0]
+    assert "launches, launches: only in BEFORE" in comparison.not_compared
+    late = after.between(after.start_ns + 20 * S, after.end_ns)
+    assert [item for item in compare(before, late).changes if item.measure.group == "launches"]
+
+
+def test_outliers_alone_are_not_compared(tmp_path: Path):
+    before = decoded(tmp_path / "b", 1)
+    played = service(2)
+    played.decode_until(played.start + 30 * S)
+    details = {"is_thinned": True, "thinned_from_ns": played.start + 10 * S}
+    after = played.session(tmp_path / "a", sources=[Source("cuda", "degraded", details=details)])
+    comparison = compare(before, after)
+    assert not [item for item in comparison.changes if item.measure.group == "launches"]
+    assert "outliers only" in comparison.notes[0]
 
 
 def test_too_short_is_said(tmp_path: Path):
