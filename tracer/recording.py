@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from probes.cupti.probe import CuptiOptions
-
     from tracer.follow import Service
 
 #: Removing the probes is only told where it takes longer than this.
