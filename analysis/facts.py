@@ -281,6 +281,11 @@ class Facts:
         """Where the device times of each process are complete; None for everywhere."""
         return load_coverage(self.session)
 
+    @property
+    def has_live_times(self) -> bool:
+        """Whether device times were recorded beside the scheduler, not imported from a trace."""
+        return self._coverage is not None
+
     def covered(self, device: int) -> Ints:
         """Return the disjoint intervals in ns in which the device times of a device are complete:
         those of every process of the session that works on it.
