@@ -36,7 +36,7 @@ def _symbols(pattern: str) -> _Bool:
 
 _SETS_DEVICE = _symbols("cudaSetDevice|cudaInitDevice")
 _HIDES_DEVICE = _symbols("cuCtxSetCurrent|cuCtxCreate.*|cudaDeviceReset")
-_BEGINS_CAPTURE = _symbols("(cuda|cu)StreamBeginCapture.*")
+_BEGINS_CAPTURE = _symbols("(cuda|cu)StreamBegin(C|Rec)apture.*")
 _ENDS_CAPTURE = _symbols("(cuda|cu)StreamEndCapture.*")
 _REGISTERS = _symbols("__cudaRegisterFunction")
 _IS_CAPTURED = np.array([function.kind in _CAPTURED_KINDS for function in FUNCTIONS_BY_INDEX])
