@@ -155,9 +155,7 @@ class CuptiProbe:
             self._n_rows,
             n_lost,
             note=note,
-            details={
-                "processes": [*self._ended_facts, *(item.facts() for item in self._living())]
-            },
+            details={"processes": [*self._ended_facts, *(item.facts() for item in self._living())]},
         )
 
     def _living(self) -> list[CollectedProcess]:

@@ -8,17 +8,20 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #define DIRECTORY_VARIABLE "TRACER_CUPTI"
-#define STEP_MS 10
+#define STEP_MS 20
 #define IDLE_MS 1000
+#define HELPER_NICE 5
 #define EXIT_WAIT_MS 400
 #define READER_TIMEOUT_NS 5000000000ULL
 #define STACK_BYTES (1u << 20)
@@ -81,6 +84,9 @@ static void *help(void *unused) {
     uint64_t flushed = 0;
     (void)unused;
     prctl(PR_SET_NAME, "tracer-cupti");
+    /* It takes no CPU from a thread that runs. */
+    sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){0});
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), HELPER_NICE);
     while (!atomic_load(&is_ending)) {
         uint32_t seen = atomic_load(&control->changes);
         if (!is_on && is_wanted() && !(has_failed && failed_at == seen)) begin(0);

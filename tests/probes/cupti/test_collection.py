@@ -247,4 +247,3 @@ def test_without_any_libcupti_the_mend_is_named(machine: Machine, tmp_path: Path
     assert collection.status == 0, collection.out
     (event,) = collection.events("source_lost")
     assert "pip install nvidia-cuda-cupti-cu12" in event["detail"]
-

@@ -181,9 +181,7 @@ def test_the_reader_has_the_layout_of_the_writer(tmp_path: Path) -> None:
     lines = [f'#include "{NATIVE}/shared.h"', "#include <stddef.h>"]
     for name in HEADER.names or ():
         offset = (HEADER.fields or {})[name][1]
-        lines.append(
-            f'_Static_assert(offsetof(struct ring_header, {name}) == {offset}, "{name}");'
-        )
+        lines.append(f'_Static_assert(offsetof(struct ring_header, {name}) == {offset}, "{name}");')
     for name in RECORD.names or ():
         offset = (RECORD.fields or {})[name][1]
         lines.append(f'_Static_assert(offsetof(struct record, {name}) == {offset}, "{name}");')
