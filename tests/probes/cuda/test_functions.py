@@ -142,3 +142,27 @@ def test_structs_are_read_in_aligned_words():
     for fields in STRUCTS.values():
         for _, offset, width in fields:
             assert offset % width == 0
+
+
+def test_every_nccl_function_that_moves_data_or_makes_a_communicator_is_declared():
+    lines = Path(__file__).with_name("libnccl.so.2.txt").read_text().splitlines()
+    exported = {line for line in lines if not line.startswith("#")}
+    declared = {name for name in SYMBOLS if name.startswith("nccl")}
+    assert declared - exported == set()
+    told_by_others = {
+        "ncclCommCount",
+        "ncclCommCuDevice",
+        "ncclCommDeregister",
+        "ncclCommGetAsyncError",
+        "ncclCommGetUniqueId",
+        "ncclCommMemStats",
+        "ncclCommQueryProperties",
+        "ncclCommRegister",
+        "ncclCommUserRank",
+        "ncclCommWindowDeregister",
+        "ncclCommWindowRegister",
+    }
+    kinds = ("All", "Reduce", "B", "Gather", "Scatter", "Send", "Recv", "Put", "Signal", "Wait")
+    wanted = {name for name in exported if name.startswith(tuple(f"nccl{kind}" for kind in kinds))}
+    wanted |= {name for name in exported if name.startswith("ncclComm")} - told_by_others
+    assert wanted - declared == set()
