@@ -89,7 +89,8 @@ def write_csv(session: Session, folder: Path) -> int:
 
             def write(part: pa.Table, writer: list[Any] = writer, loose: Any = loose) -> int:
                 writer[0].write_table(part.cast(loose))
-                return part.num_rows
+                n: int = part.num_rows
+                return n
 
             n_rows += sum(
                 session.collect(name, declared.column_names, write, start_over=start_over)
@@ -148,7 +149,8 @@ def _copy_table(connection: Any, session: Session, name: str) -> int:
         connection.register("part", part)
         connection.execute(f"INSERT INTO {name} SELECT * FROM part")
         connection.unregister("part")
-        return part.num_rows
+        n: int = part.num_rows
+        return n
 
     n_rows = sum(session.collect(name, declared.column_names, write, start_over=start_over))
     connection.execute(f"COMMENT ON TABLE {name} IS {_quoted(f'a row is {declared.row}')}")

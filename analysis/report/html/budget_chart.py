@@ -71,13 +71,15 @@ _PATTERNS = {
     "host": "-",
     "other_rank": ".",
     "asleep": "\\",
-    "rest": ".",
+    "rest": "-",
+    "idle_unknown": ".",
     "no_demand": "",
     "unknown": "/",
 }
 _NAMES = {
     "prefill": "compute: prefill",
     "rest": "idle: other reasons",
+    "idle_unknown": "idle: for a reason not known",
     "no_demand": "idle: no demand",
     "unknown": STATE_TEXT["unknown"],
 }
@@ -86,7 +88,9 @@ _NAMES = {
 def _key(state: str, reason: str) -> str:
     """The layer that a state and its reason belong to."""
     if state == "idle":
-        return reason if reason in _PATTERNS and reason != "unknown" else "rest"
+        if reason == "unknown":
+            return "idle_unknown"
+        return reason if reason in _PATTERNS else "rest"
     if state == "compute" and reason == "prefill":
         return "prefill"
     return state
@@ -132,10 +136,10 @@ def _device(budget: Budget, findings: list[Finding], scale: Scale) -> DeviceBudg
         key = _key(state, reason)
         spent[key] = spent[key] + values if key in spent else values
     whole = max(int(edges[-1] - edges[0]), 1)
-    for key in [name for name in spent if name not in STATE_TEXT and name != "rest"]:
+    for key in [name for name in spent if name not in STATE_TEXT]:
         if int(spent[key].sum()) < _LITTLE * whole:
             rest = spent.pop(key)
-            spent["rest"] = spent["rest"] + rest if "rest" in spent else rest
+            spent["rest"] = spent.get("rest", 0) + rest
     order = [key for key in _PATTERNS if key in spent and spent[key].any()]
     layers = []
     for key in order:
@@ -163,7 +167,7 @@ def _device(budget: Budget, findings: list[Finding], scale: Scale) -> DeviceBudg
 
 def _marks(findings: list[Finding], device: int | None, scale: Scale) -> list[dict[str, Any]]:
     """Where each finding applies, numbered as the findings are listed."""
-    marks = []
+    marks: list[dict[str, Any]] = []
     for number, finding in enumerate(listed(findings), start=1):
         if finding.where.device not in (None, device) or len(marks) == MAX_MARKS:
             continue

@@ -30,8 +30,8 @@ def call_panel(facts: Facts, scale: Scale) -> Panel:
     is_launch = calls.is_kind("launch", "graph_launch")
     rate = Chart("Launches", "1/s", style="step")
     for kind, name in (("launch", "kernels"), ("graph_launch", "graphs")):
-        before = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(calls.is_kind(kind))))
-        count = before[cuts[1:]] - before[cuts[:-1]]
+        own = calls.start[calls.is_kind(kind)]
+        count = np.diff(np.searchsorted(own, edges))
         if count.any():
             rate.add_windows(scale, name, edges, count / width_s)
     panel.keep(rate, "No launch was recorded.")

@@ -96,7 +96,7 @@ def render(session: Session, attribution: Attribution) -> str:
         "open_calls": _part(recording.open_calls, facts, notes),
     }
     slow = _part(lambda facts: slowest_calls(facts, attribution.findings), facts, notes) or []
-    return _template().render(
+    text: str = _template().render(
         name=shown(attribution.name, 120),
         is_simulated=attribution.is_simulated,
         title=declaration(verdict.cause).title,
@@ -123,6 +123,7 @@ def render(session: Session, attribution: Attribution) -> str:
         data=_packed(json.dumps(_data(scale, budgets, panels), separators=(",", ":")).encode()),
         plotly=_plotly(),
     )
+    return text
 
 
 def _panel(
@@ -130,7 +131,7 @@ def _panel(
 ) -> Panel:
     """One panel; odd input that breaks it costs that panel and is said."""
     panel = _part(lambda facts: make(facts, scale), facts, notes)
-    if panel is not None:
+    if isinstance(panel, Panel):
         return panel
     key = make.__name__.removesuffix("_panel")
     title = {"call": "Calls", "thread": "Threads", "neighbour": "Neighbours"}.get(key, key.title())

@@ -76,7 +76,8 @@ def _threads(lines: Lines, session: Session) -> Iterator[Item]:
     if rows is None:
         return
     rows = rows[rows["is_launcher"].fillna(False).astype(bool) & (rows["duration_ns"] > 0)]
-    for (pid, tid), own in rows.groupby(["pid", "tid"]):
+    for pid, tid in sorted(set(zip(rows["pid"].tolist(), rows["tid"].tolist(), strict=True))):
+        own = rows[(rows["pid"] == pid) & (rows["tid"] == tid)]
         key = (int(pid), int(tid))
         yield from lines.thread(*key)
         time = own["start_ns"].to_numpy(dtype=np.int64)
@@ -90,10 +91,11 @@ def _processes(lines: Lines, session: Session) -> Iterator[Item]:
     rows = _frame(session, "process_sample", ["time_ns", "pid", "rss_bytes"])
     if rows is None:
         return
-    for pid, own in rows.groupby("pid"):
-        yield from lines.process(int(pid))
+    for pid in sorted(set(rows["pid"].tolist())):
+        own = rows[rows["pid"] == pid]
+        yield from lines.process(pid)
         yield from lines.samples(
-            int(pid), "resident memory", "bytes", *_column(own, "time_ns", "rss_bytes")
+            pid, "resident memory", "bytes", *_column(own, "time_ns", "rss_bytes")
         )
 
 

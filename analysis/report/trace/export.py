@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import io
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from analysis.attribution import Attribution
 from analysis.report.trace.chrome import ChromeWriter
@@ -42,9 +42,11 @@ def write_chrome(session: Session, attribution: Attribution, path: Path) -> int:
         "start_monotonic_ns": session.start_ns,
     }
     with ExitStack() as stack:
-        opened = gzip.open if path.suffix == ".gz" else open
-        raw = stack.enter_context(opened(path, "wb"))
-        file = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8"))  # type: ignore[arg-type]
+        file: IO[str]
+        if path.suffix == ".gz":
+            file = stack.enter_context(gzip.open(path, "wt", encoding="utf-8"))
+        else:
+            file = stack.enter_context(path.open("w", encoding="utf-8"))
         writer = ChromeWriter(file, session.start_ns, facts)
 
         def write(item: Item) -> None:

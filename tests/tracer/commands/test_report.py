@@ -39,11 +39,15 @@ def test_a_library_that_is_missing_is_named(
 
     story(tmp_path / "s.tracer", "healthy")
 
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(name)
+    real = page.resources.files
+
+    def without_plotly(name: str) -> object:
+        if name == "plotly":
+            raise ModuleNotFoundError(name)
+        return real(name)
 
     page._plotly.cache_clear()
-    monkeypatch.setattr(page.resources, "files", missing)
+    monkeypatch.setattr(page.resources, "files", without_plotly)
     assert cli.run(["report", str(tmp_path / "s"), "-o", str(tmp_path / "r.html")]) == 4
     assert "pip install plotly" in capsys.readouterr().err
 

@@ -102,7 +102,7 @@
     const shape = layout(130, 20);
     const isLog = chart.unit === "µs";
     shape.yaxis.rangemode = "tozero";
-    if (isLog) Object.assign(shape.yaxis, { type: "log", dtick: 1, rangemode: "normal", exponentformat: "none" });
+    if (isLog) Object.assign(shape.yaxis, { type: "log", dtick: "D2", rangemode: "normal", exponentformat: "none" });
     else if (chart.top) shape.yaxis.range = [0, chart.top * 1.02];
     const traces = chart.lines.map((line, index) => {
       const colour = line.is_limit ? css("--limit") : css("--line-" + (index % 8));
