@@ -11,15 +11,12 @@ SHELLS = ("bash", "fish", "zsh")
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> None:
-    r"""Print the script that lets SHELL complete tracer's commands and options.
-
-    \b
-    bash: tracer completion bash > /etc/bash_completion.d/tracer
-    zsh:  tracer completion zsh > "${fpath[1]}/_tracer"
-    fish: tracer completion fish > ~/.config/fish/completions/tracer.fish
+    """Print the script that lets SHELL complete tracer's commands and options.
 
     Example:
       tracer completion bash > /etc/bash_completion.d/tracer
+      tracer completion zsh > "${fpath[1]}/_tracer"
+      tracer completion fish > ~/.config/fish/completions/tracer.fish
     """
     from tracer.cli import cli
 
