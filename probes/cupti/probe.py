@@ -187,7 +187,7 @@ class CuptiProbe:
         assert self._rendezvous is not None
         try:
             names = sorted(
-                path.name for path in self._rendezvous.directory.iterdir()
+                path.name for path in self._rendezvous.reach.iterdir()
                 if path.name.startswith("ring-")
             )  # fmt: skip
         except OSError:
@@ -198,7 +198,7 @@ class CuptiProbe:
             if len(self._processes) >= MAX_PROCESSES:
                 self._refused.add(name)
                 continue
-            path = self._rendezvous.directory / name
+            path = self._rendezvous.reach / name
             try:
                 process = CollectedProcess(path, self._host_pid(name), self._start_ns)
             except (RingError, OSError) as error:

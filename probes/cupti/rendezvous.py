@@ -56,8 +56,12 @@ class Rendezvous:
                 f"The directory {directory} is not prepared for device times ({error}). "
                 "Prepare it with: tracer cupti, and start the program with what it prints."
             ) from error
+        # The directory may be seen through a process that ends before the recording does.
+        self._descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        #: The directory as this process reaches it for as long as this is open.
+        self.reach = Path(f"/proc/self/fd/{self._descriptor}")
         if struct.unpack_from("=Q", self._map, 0)[0] != _MAGIC:
-            self._map.close()
+            self.close(remove=False)
             raise ProbeError(
                 f"The directory {directory} was prepared by another version of tracer. "
                 "Prepare a new one with: tracer cupti, and start the program again."
@@ -141,6 +145,7 @@ class Rendezvous:
     def close(self, *, remove: bool) -> None:
         """Let go of the directory; with ``remove`` it goes, though a program may still map it."""
         self._map.close()
+        os.close(self._descriptor)
         if remove:
             shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from probes.cupti.probe import CuptiOptions, CuptiProbe
 from probes.cupti.rendezvous import Rendezvous
+from probes.probe import ProbeError
+from probes.targets import TargetTree
 from tests.probes.cupti.conftest import Collection
 from tests.probes.cupti.programs import CONTEXT, COPIES
 from tests.tracer.simulated.conftest import Machine
@@ -247,3 +250,24 @@ def test_without_any_libcupti_the_mend_is_named(machine: Machine, tmp_path: Path
     assert collection.status == 0, collection.out
     (event,) = collection.events("source_lost")
     assert "pip install nvidia-cuda-cupti-cu12" in event["detail"]
+
+
+def test_a_program_that_was_started_without_the_library_is_told_how(machine: Machine) -> None:
+    process = machine.start("launches=0", "rate=100")
+    probe = CuptiProbe(TargetTree([process.pid]), CuptiOptions())
+    with pytest.raises(ProbeError, match="tracer record --cupti -- COMMAND"):
+        probe.start()
+
+
+def test_the_place_is_found_in_the_environment_of_the_program(
+    machine: Machine, tmp_path: Path
+) -> None:
+    collection = Collection(machine, tmp_path)
+    process = machine.start("launches=300", "rate=1000", **collection.variables)
+    probe = CuptiProbe(TargetTree([process.pid]), CuptiOptions())
+    probe.start()
+    machine.finish(process)
+    batches = [*probe.drain(time.monotonic_ns()), *probe.stop()]
+    n_rows = sum(b.rows.num_rows for b in batches if b.table.name == "gpu_activity")
+    assert 100 < n_rows <= 300
+    assert (collection.directory / "control").exists(), "it was not ours to remove"
