@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracer.commands.parameters import SESSION_SUFFIX, parse_duration
+from tracer.plain_text import plain
 
 if TYPE_CHECKING:
     from tracer.simulated.stage import Stage
@@ -134,7 +135,22 @@ def command(
                 "launching thread's CPU. Repeat it when the machine is quiet."
             )
         click.echo(f"Session: {performance.session}")
+        _write_report(performance.session)
     return 0 if judgement.is_right else WRONG
+
+
+def _write_report(session: Path) -> None:
+    """Write the report beside the session; a demo whose report fails has still said its verdict."""
+    from analysis import open_session
+    from analysis.report.html import write_report
+
+    path = session.with_name(session.name.removesuffix(SESSION_SUFFIX) + ".html")
+    try:
+        write_report(open_session(session), path, force=True)
+    except Exception as error:  # noqa: BLE001 - whatever fails here, the verdict stands
+        click.echo(plain(f"The report was not written: {error}"), err=True)
+        return
+    click.echo(f"Report:  {path} (opens in any browser, offline)")
 
 
 @contextmanager
