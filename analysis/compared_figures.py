@@ -39,9 +39,9 @@ _DEVICE_COLUMNS = (
 )
 #: States of the launching thread that are compared, and what they are called.
 _THREAD_STATES = {
-    "ready": "launching thread waiting for a CPU",
-    "asleep": "launching thread asleep outside of syncs",
-    "blocked": "launching thread in uninterruptible sleep",
+    "ready": "waiting for a CPU",
+    "asleep": "asleep outside of syncs",
+    "blocked": "in uninterruptible sleep",
 }
 
 
@@ -242,7 +242,7 @@ def _requests(facts: Facts, edges: Ints) -> Iterator[tuple[Measure, Measured]]:
     for column, name in (("ttft_ns", "first token at the client"), ("duration_ns", "request")):
         own = rows.filter(pc.is_valid(rows[column]))
         start, value = own["start_ns"].to_numpy(), own[column].to_numpy()
-        yield from _percentiles("service", name, start, value, edges, (0.5, 0.95))
+        yield from _percentiles(("service", name, "lower"), start, value, edges, (0.5, 0.95))
 
 
 def _latencies(facts: Facts, edges: Ints) -> Iterator[tuple[Measure, Measured]]:
@@ -251,7 +251,7 @@ def _latencies(facts: Facts, edges: Ints) -> Iterator[tuple[Measure, Measured]]:
         return
     seconds: Floats = np.diff(edges) / 1e9
     is_wanted = calls.is_kind("launch", "graph_launch", "sync") & calls.has_return
-    code = calls.function[is_wanted]
+    code, is_sync = calls.function[is_wanted], calls.is_kind("sync")[is_wanted]
     n_each = np.bincount(code, minlength=len(calls.functions))
     launches = _launches(calls, edges)
     measured = Measured(ratio(launches, seconds), int(launches.sum()))
@@ -264,8 +264,12 @@ def _latencies(facts: Facts, edges: Ints) -> Iterator[tuple[Measure, Measured]]:
     start, duration = calls.start[is_wanted], calls.duration[is_wanted]
     for index in np.argsort(-n_each, kind="stable")[:MOST_FUNCTIONS].tolist():
         own = code == index
+        # A long sync is the device at work, and no cost by itself.
+        better = "" if is_sync[own].any() else "lower"
         name = calls.functions[index]
-        yield from _percentiles("launches", name, start[own], duration[own], edges, (0.5, 0.99))
+        yield from _percentiles(
+            ("launches", name, better), start[own], duration[own], edges, (0.5, 0.99)
+        )
 
 
 def _launches(calls: Calls, edges: Ints) -> Floats:
@@ -324,9 +328,10 @@ def _mean(time: Ints, value: Floats, edges: Ints) -> Measured:
 
 
 def _percentiles(
-    group: str, name: str, start: Ints, value: Ints, edges: Ints, shares: tuple[float, ...]
+    of: tuple[str, str, str], start: Ints, value: Ints, edges: Ints, shares: tuple[float, ...]
 ) -> Iterator[tuple[Measure, Measured]]:
-    """Percentiles of lengths in ns, by when they began."""
+    """Percentiles of lengths in ns by when they began; ``of`` is group, name and what is better."""
+    group, name, better = of
     block = np.searchsorted(edges, start, side="right") - 1
     is_in = (block >= 0) & (block < len(edges) - 1)
     block, value = block[is_in], value[is_in]
@@ -340,5 +345,5 @@ def _percentiles(
     limits = np.exp(_BIN * np.arange(first, first + n_bins + 1))
     for share in shares:
         if len(value) >= LEAST_SAMPLES[share]:
-            measure = Measure(group, f"{name}, p{100 * share:g}", "ns", "lower")
+            measure = Measure(group, f"{name}, p{100 * share:g}", "ns", better)
             yield measure, Measured(percentile(counts, limits, share), len(value))

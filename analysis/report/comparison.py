@@ -10,6 +10,8 @@ from analysis.finding import Status
 from analysis.report.terminal import WIDTH
 from analysis.report.words import REASON_TEXT, STATE_TEXT, duration_text
 
+#: Longer names of figures get a line of their own.
+_NAME_WIDTH = 30
 _GROUPS = {
     "load": "LOAD",
     "service": "SERVICE",
@@ -41,10 +43,10 @@ def render_comparison(comparison: Comparison) -> str:
     if comparison.notes:
         lines += ["LOSSES AND GAPS", *_list(comparison.notes), ""]
     lines += textwrap.wrap(
-        "In brackets the 95 % interval of the difference, from how each recording varies within "
-        "itself; n is the number of samples before/after. A change holds at 5 % over all figures "
-        "together. Two recordings of one and the same setup can differ by more than each varies: "
-        "compare two of those first if a change is small.",
+        "! marks what is worse. In brackets the 95 % interval of the difference, from how each "
+        "recording varies within itself; last the samples before/after. A change holds at 5 % over "
+        "all figures together. Two recordings of one and the same setup can differ by more than "
+        "each varies: compare two of those first if a change is small.",
         WIDTH,
     )
     return "\n".join(lines)
@@ -75,6 +77,16 @@ def _side(word: str, side: Side) -> str:
 
 
 def _table(changes: list[Change]) -> list[str]:
+    """Figures in aligned columns, group by group; those that are worse are marked."""
+    cells = {
+        id(item): (
+            f"{_value(item.measure, item.before)} -> {_value(item.measure, item.after)}",
+            _difference(item),
+            f"{item.n_before:,}/{item.n_after:,}",
+        )
+        for item in changes
+    }
+    widths = [max(len(row[column]) for row in cells.values()) for column in range(3)]
     lines = []
     for group, heading in _GROUPS.items():
         rows = [item for item in changes if item.measure.group == group]
@@ -82,14 +94,15 @@ def _table(changes: list[Change]) -> list[str]:
             continue
         lines.append(f"  {heading}")
         for item in rows:
-            values = f"{_value(item.measure, item.before)} -> {_value(item.measure, item.after)}"
-            sample = f"n = {item.n_before:,}/{item.n_after:,}"
-            mark = " WORSE" if item.is_worse else ""
+            mark = "!" if item.is_worse else " "
             name = _name(item.measure)
-            if len(name) > 38:
-                lines.append(f"    {name}")
-                name = ""
-            lines.append(f"    {name:<38} {values}  {_difference(item)}  {sample}{mark}")
+            if len(name) > _NAME_WIDTH:
+                lines.append(f"  {mark} {name}")
+                mark, name = " ", ""
+            padded = [
+                text.ljust(width) for text, width in zip(cells[id(item)], widths, strict=True)
+            ]
+            lines.append(f"  {mark} {name:<{_NAME_WIDTH}} {'  '.join(padded)}".rstrip())
         lines.append("")
     return lines
 
