@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.schema import CALL_ENTRY, CALL_RETURN
+from probes.cuda.nesting import ENDED, OPEN, WAITS, nest
 from probes.cuda.program import DEPTH_MASK, NO_ENTRY, NO_RETURN
 
 ENTRY_DTYPE = CALL_ENTRY.numpy_dtype()
@@ -136,6 +137,9 @@ class Pairing:
         pid_tgid = np.concatenate((all_entries["pid_tgid"], returns["pid_tgid"]))
         keys, thread = index_threads(pid_tgid)
         threads = [self._threads.setdefault(int(key), _Thread()) for key in keys]
+        simple = self._nest(threads, all_entries, returns, thread)
+        if simple is not None:
+            return simple
         last = np.array([state.sequence for state in threads], np.int64)
         raw = np.concatenate((all_entries["sequence"], returns["sequence"]))
         before = last[thread]
@@ -161,6 +165,56 @@ class Pairing:
             gap, is_carried = gap[keep], is_carried[keep]
         self._note_progress(threads, thread, sequence, gap)
         return self._match(all_entries, returns, order, thread, gap, is_carried)
+
+    def _nest(
+        self, threads: list[_Thread], entries: _Records, returns: _Records, thread: _I64
+    ) -> Calls | None:
+        """The closed calls where no record is missing; None where that is not so."""
+        n_open = len(self._open)
+        if self._open_doubtful.any():
+            return None
+        found = nest(
+            entries,
+            n_open,
+            returns,
+            thread,
+            [state.sequence for state in threads],
+            [state.held_until for state in threads],
+        )
+        if found is None:
+            return None
+        for state, n_accepted, held_until in zip(
+            threads, found.n_accepted, found.held_until, strict=True
+        ):
+            state.sequence += n_accepted
+            state.held_until = max(state.held_until, held_until)
+        self._held_entries = entries[found.state == WAITS]
+        self._held_returns = returns[found.waits]
+        is_taken = found.state != WAITS
+        call_id = np.empty(len(entries), np.int64)
+        call_id[:n_open] = self._open_id
+        n_new = int(np.count_nonzero(is_taken)) - n_open
+        call_id[np.flatnonzero(is_taken)[n_open:]] = self._next_id + np.arange(n_new)
+        self._next_id += n_new
+        parent = np.where(found.parent >= 0, call_id[found.parent], -1)
+        parent[:n_open] = self._open_parent
+        depth = (entries["depth"] & DEPTH_MASK).astype(np.int64)
+        stays = np.flatnonzero(found.state == OPEN)
+        self._open = entries[stays]
+        self._open_id = call_id[stays]
+        self._open_parent = parent[stays]
+        self._open_doubtful = np.zeros(len(stays), np.bool_)
+        done: _I64 | slice = np.flatnonzero(found.state == ENDED)
+        if len(done) and done[-1] - done[0] + 1 == len(done):
+            done = slice(int(done[0]), int(done[-1]) + 1)
+        return Calls(
+            entries[done],
+            call_id[done],
+            parent[done],
+            depth[done],
+            found.end_ns[done],
+            found.result[done],
+        )
 
     def _hold(
         self,
