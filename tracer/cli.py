@@ -44,6 +44,7 @@ FOREIGN_ERRORS: dict[str, int] = {
     "analysis.manifest.ManifestError": 3,
     "analysis.report.files.LibraryError": 4,
     "analysis.report.files.OutputError": 6,
+    "analysis.rounds.RoundsError": 3,
     "analysis.timeline.TimelineError": 3,
     "probes.probe.ProbeError": 4,
     "probes.recorded.recording.RecordingError": 3,

@@ -45,9 +45,21 @@ EXIT_UNTOLD = 8
     help="Exit with 7 if one of these causes is found, with 8 if one could be neither found nor "
     "ruled out; 'any' stands for all.",
 )
+@click.option(
+    "--by-mark",
+    "is_by_mark",
+    is_flag=True,
+    help="Print one line a round instead, from each mark (tracer mark) to the next: throughput, "
+    "latencies, memory, findings, and how often each finding came.",
+)
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 def command(
-    session: Path, window_ns: int, explained: str | None, fail_on: str | None, is_json: bool
+    session: Path,
+    window_ns: int,
+    explained: str | None,
+    fail_on: str | None,
+    is_by_mark: bool,
+    is_json: bool,
 ) -> int:
     """Say what the device of SESSION was waiting for, and why.
 
@@ -56,6 +68,8 @@ def command(
     """
     if explained is not None and is_json:
         raise UsageError("--explain is for reading; --json has the same facts: give one of them")
+    if is_by_mark and (explained is not None or fail_on is not None):
+        raise UsageError("--by-mark compares rounds; give it without --explain and --fail-on")
     asked = find_cause(explained) if explained is not None else None
     watched = _watched(fail_on)
     from tracer.lean_arrow import make_arrow_lean
@@ -69,6 +83,13 @@ def command(
     if recovery is not None:
         click.echo(f"The recorder of {path} died; what it had written was mended.", err=True)
     opened = open_session(path)
+    if is_by_mark:
+        from analysis import rounds
+
+        told = rounds.rounds_of(opened)
+        text = json.dumps(rounds.to_json(told), indent=1) if is_json else rounds.render(told)
+        click.echo(plain(text))
+        return 0
     if opened.duration_ns > MAX_WINDOWS * window_ns:
         least_s = opened.duration_ns // (MAX_WINDOWS * 1_000_000_000) + 1
         raise UsageError(
