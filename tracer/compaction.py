@@ -35,6 +35,8 @@ SEALED_ROWS = 131_072
 MERGED_ROWS = 262_144
 #: Segments of one rank that are merged even where they are small.
 FAN_IN = 16
+#: How much lower the priority of upkeep is than that of writing.
+UPKEEP_NICE = 5
 
 
 @dataclass(frozen=True)
@@ -153,14 +155,17 @@ def merge(
 
 
 @contextmanager
-def lowest_priority() -> Iterator[None]:
-    """Run the body at the lowest CPU priority of this thread, where that can be undone."""
+def lower_priority() -> Iterator[None]:
+    """Run the body at a lower CPU priority of this thread, where that can be undone.
+
+    Not at the lowest: new segments wait meanwhile, and must not wait long on a busy machine.
+    """
     if os.geteuid() != 0:
         yield
         return
     thread = threading.get_native_id()
     before = os.getpriority(os.PRIO_PROCESS, thread)
-    os.setpriority(os.PRIO_PROCESS, thread, 19)
+    os.setpriority(os.PRIO_PROCESS, thread, min(before + UPKEEP_NICE, 19))
     try:
         yield
     finally:

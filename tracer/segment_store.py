@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from analysis.kept import FILE_NAME as KEPT_NAME
 from analysis.schema import Table
 from analysis.schema import table as declared_table
-from tracer.compaction import SizedSegment, lowest_priority, merge, plan_merge
+from tracer.compaction import SizedSegment, lower_priority, merge, plan_merge
 from tracer.encoding import encode_segment
 from tracer.retention import Retention, Step
 from tracer.segments import Segment, replace_file, segment_name, sync_folder
@@ -128,7 +128,7 @@ class SegmentStore:
         segments = self._segments[name]
         start = segments.index(group[0])
         try:
-            with lowest_priority():
+            with lower_priority():
                 merged = merge(self._path / name, declared_table(name), group, self._facts())
         except (OSError, pa.ArrowException):
             self._merge_after = time.monotonic() + MERGE_RETRY_S
@@ -156,7 +156,7 @@ class SegmentStore:
         steps = self.retention.plan(self._segments, now_ns)
         if not steps:
             return
-        with contextlib.suppress(OSError, pa.ArrowException), lowest_priority():
+        with contextlib.suppress(OSError, pa.ArrowException), lower_priority():
             replace_file(self._path / KEPT_NAME, self.retention.kept.to_json().encode())
             if any(step.is_drop for step in steps):
                 # The files that a dropped one covered must not come to light again.
