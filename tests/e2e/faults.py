@@ -228,15 +228,15 @@ def min_free(folder: Path, n_runs: int, seed: int) -> Outcome:
     """The disk fills up: the recording ends before, cleanly."""
     outcome = Outcome("little disk left")
     for _ in range(n_runs):
-        with small_disk(folder, "4m") as disk:
-            recording = Recording(disk / "s", "--calls-per-s", 20_000, "--min-free", 2 << 20)
+        with small_disk(folder, "1m") as disk:
+            recording = Recording(disk / "s", "--calls-per-s", 20_000, "--min-free", 600_000)
             recording.process.wait(PATIENCE_S)
             until_ns = time.monotonic_ns()
             left = os.statvfs(disk).f_bavail * 4096
             session = examine(outcome, recording.path, until_ns)
             outcome.expect(session.manifest.end_reason == "disk_low", "it did not say why it ended")
             outcome.expect(n_lost(session) == 0, "rows were lost")
-            outcome.expect(left > 1 << 20, f"only {left} bytes were left")
+            outcome.expect(left > 300_000, f"only {left} bytes were left")
     return outcome
 
 
