@@ -132,8 +132,9 @@ def _difference(item: Change) -> str:
     if item.measure.is_relative:
         value, low, high = (100 * x for x in (item.difference, item.low, item.high))
         return f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]"
-    unit = "points" if item.measure.unit == "%" else item.measure.unit
-    text = f"{item.difference:+.3g} {unit}".rstrip()
+    if item.measure.unit == "%":
+        return f"{item.difference:+.2f} points [{item.low:+.2f}, {item.high:+.2f}]"
+    text = f"{item.difference:+.3g} {item.measure.unit}".rstrip()
     return f"{text} [{item.low:+.3g}, {item.high:+.3g}]"
 
 
