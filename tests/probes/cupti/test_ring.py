@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from probes.cupti.rendezvous import N_RECORDS, NAMES_BYTES, Rendezvous
 from probes.cupti.ring import HEADER, RECORD, RingError, RingFile
+from tests.probes.cupti.producing import build_producer, figures
 
 N = 8
 NAMES = 4096
@@ -92,3 +95,26 @@ def test_names_end_where_their_room_does(tmp_path: Path) -> None:
     assert ring.name(NAMES + 100) is None
     assert ring.name(13) is None, "a name without an end is none"
     ring.close(remove=False)
+
+
+def test_a_million_records_that_nobody_reads_take_no_more_memory(tmp_path: Path) -> None:
+    meeting = Rendezvous.create(tmp_path / "meeting")
+    meeting.close(remove=False)
+    command = [str(build_producer(tmp_path)), str(meeting.directory), "1000000", "0"]
+    line = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    told = figures(line)
+    assert told["pushed"] == N_RECORDS
+    assert told["lost"] == 1_000_000 - N_RECORDS
+    ring_bytes = N_RECORDS * RECORD.itemsize + NAMES_BYTES
+    assert told["peak_kb"] * 1024 < ring_bytes + 20_000_000
+    (path,) = meeting.directory.glob("ring-*")
+    ring = RingFile(path)
+    rows = ring.drain()
+    assert rows["correlation"].tolist() == list(range(1, N_RECORDS + 1))
+    assert {ring.name(int(place)) for place in set(rows["name"].tolist())} == {
+        "_Z4axpyPfS_i",
+        "gemm_f16_128x64",
+        "softmax",
+    }
+    assert ring.losses().ring == told["lost"]
+    ring.close(remove=True)

@@ -1,0 +1,152 @@
+"""What device times cost: per launch in the program, and per record in the collector and reader.
+
+A C program launches short kernels as fast as it goes on the simulated device: bare, with the library loaded
+and nobody recording, with collection always on, and in windows of a tenth. Figures are medians over
+alternating rounds of the process's CPU time per launch, the helper thread's included. The simulated
+libcupti plays NVIDIA's, so its part of the cost is not NVIDIA's: on a GPU run ``pytest tests/gpu``.
+
+Then a producer hands the collector one million records a second while the reader drains its ring,
+and the reader alone turns records into rows.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from probes.cupti import ring
+from probes.cupti.activities import ActivityTables
+from probes.cupti.probe import CuptiOptions, CuptiProbe
+from probes.cupti.rendezvous import Rendezvous
+from probes.cupti.ring import RingFile
+from probes.targets import TargetTree
+from tests.probes.cupti.producing import build_producer, figures
+from tracer.simulated.device import SimulatedDevice
+
+ROUNDS = 5
+LAUNCHES = 200_000
+N_RECORDS = 2_000_000
+#: Records handed to the reader at once.
+CHUNK = 50_000
+WINDOW = {"window_ns": 100_000_000, "every_ns": 1_000_000_000}
+MODES: dict[str, dict[str, int] | None] = {"bare": None, "off": None, "on": {}, "windowed": WINDOW}
+
+#: CPU time of the helper thread per launch in ns, by mode.
+HELPER_NS: dict[str, list[float]] = {mode: [] for mode in MODES}
+
+
+def cost_of_launch(device: SimulatedDevice, folder: Path, mode: str) -> float:
+    """CPU time per launch in ns of the whole process."""
+    meeting = Rendezvous.create(folder / f"{mode}-{time.monotonic_ns()}")
+    environment = {**os.environ, **device.env()}
+    if mode != "bare":
+        environment |= meeting.environment()
+    meeting.close(remove=False)
+    options = MODES[mode]
+    probe = None
+    if options is not None:
+        probe = CuptiProbe(TargetTree([]), CuptiOptions(meeting.directory, **options))
+        probe.start()
+    process = subprocess.Popen(
+        [str(device.libraries.launcher), f"launches={LAUNCHES}", "kernel_us=0.2"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while probe is not None and process.poll() is None:
+        for _ in probe.drain(time.monotonic_ns()):
+            pass
+        time.sleep(0.05)
+    told = figures(process.communicate()[0].splitlines()[-1])
+    if probe is not None:
+        list(probe.stop())
+        for facts in (probe.report().details or {})["processes"]:
+            HELPER_NS[mode].append(facts["helper_cpu_ns"] / told["launches"])
+    return told["cpu_us"] * 1000 / told["launches"]
+
+
+def launches() -> None:
+    """Print the cost of each way."""
+    found: dict[str, list[float]] = {mode: [] for mode in MODES}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        folder = Path(name)
+        with SimulatedDevice(folder / "machine") as device:
+            for _ in range(ROUNDS):
+                for mode in MODES:
+                    found[mode].append(cost_of_launch(device, folder, mode))
+    bare = statistics.median(found["bare"])
+    for mode, values in found.items():
+        value = statistics.median(values)
+        print(f"cupti_launch_{mode} {value:.0f} ns {bare:.0f} {value / bare:.3f}", flush=True)
+    on = statistics.median(found["on"]) - bare
+    print(f"cupti_added_per_launch {on:.0f} ns - -")
+    print(f"cupti_helper_per_launch {statistics.median(HELPER_NS['on']):.0f} ns - -", flush=True)
+
+
+def million_a_second() -> None:
+    """Print what the collector loses and holds at a million records a second."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        folder = Path(name)
+        meeting = Rendezvous.create(folder / "meeting")
+        meeting.close(remove=False)
+        command = [str(build_producer(folder)), str(meeting.directory), str(N_RECORDS), "1000000"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        read = 0
+        rings: list[RingFile] = []
+        while process.poll() is None or not rings:
+            rings = rings or [RingFile(path) for path in meeting.directory.glob("ring-*")]
+            read += sum(len(one.drain()) for one in rings)
+            time.sleep(0.05)
+        read += len(rings[0].drain())
+        rings[0].close(remove=True)
+        assert process.stdout is not None
+        told = figures(process.stdout.read())
+    rate = told["made"] / told["wall_ms"] * 1000
+    print(f"cupti_records_made {rate:.0f} records/s - -")
+    print(f"cupti_records_lost {told['made'] - read:.0f} records {told['made']:.0f} "
+          f"{(told['made'] - read) / told['made']:.6f}")  # fmt: skip
+    print(f"cupti_collector_memory {told['peak_kb'] / 1024:.1f} MB - -")
+    print(f"cupti_collector_record {told['drain_ns']:.1f} ns - -", flush=True)
+
+
+def reader() -> None:
+    """Print how fast records become rows, each with its call."""
+    records = np.zeros(2 * CHUNK, ring.RECORD)
+    records["kind"][0::2], records["kind"][1::2] = ring.CALL, ring.KERNEL
+    at = np.arange(CHUNK, dtype=np.uint64) * 1000 + 1_000_000_000
+    for part in (0, 1):
+        records["start_ns"][part::2], records["end_ns"][part::2] = at, at + 900
+        records["correlation"][part::2] = np.arange(CHUNK) + 1
+    records["name"] = 8
+    tables = ActivityTables(1, lambda _: "_Z4axpyPfS_i")
+    begin = time.thread_time()
+    rounds = 10
+    for index in range(rounds):
+        records["correlation"] += np.uint32(CHUNK)
+        now = 1_000_000_000 + (index + 1) * CHUNK * 1000
+        for _ in tables.add(records, now):
+            pass
+        records["start_ns"] += np.uint64(CHUNK * 1000)
+        records["end_ns"] += np.uint64(CHUNK * 1000)
+    spent = time.thread_time() - begin
+    print(f"cupti_rows {rounds * CHUNK / spent:.0f} rows/s - -", flush=True)
+
+
+def main() -> None:
+    """Run all; a thread of the reader is not needed, so that its CPU time is its own."""
+    assert threading.active_count() == 1
+    launches()
+    million_a_second()
+    reader()
+
+
+if __name__ == "__main__":
+    main()
