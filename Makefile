@@ -12,7 +12,7 @@ PACKAGES := python3 python3-venv python3-bpfcc gcc libc6-dev binutils make
 TEST_PACKAGES := chromium
 CODE := tracer probes analysis
 
-.PHONY: demo setup test check bench acceptance scoreboard scoreboard-docs docs system install-man clean
+.PHONY: demo setup test check bench acceptance fuzz scoreboard scoreboard-docs docs system install-man clean
 .DEFAULT_GOAL := demo
 
 demo: setup
@@ -54,6 +54,10 @@ bench: $(DEV)/.installed
 # The long forms: every scenario with ten seeds, and the counts that CI only samples.
 acceptance: $(DEV)/.installed
 	$(DEV)/bin/python -m tests.e2e.acceptance --runs 10 $(ACCEPTANCE_ARGS)
+
+# Importers against recordings damaged at random; bad cases are kept in fuzzed/.
+fuzz: $(DEV)/.installed
+	$(DEV)/bin/python -m tests.probes.recorded.fuzz --minutes 10 $(FUZZ_ARGS)
 
 # How often the verdict is right: built cases, recorded traces, live scenarios; scoreboard.json.
 SEED ?= 1

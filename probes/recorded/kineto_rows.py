@@ -16,112 +16,25 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from probes.recorded.json_events import EventBlock, split_exactly
+from probes.recorded.kineto_fields import (
+    CALL,
+    DEVICE,
+    MICROSECONDS,
+    NUMBER,
+    PYTHON,
+    RANGE,
+    REDUNDANT,
+    SCHEMAS,
+    SYNC,
+    WIDE_MICROSECONDS,
+    WIDE_NUMBER,
+    WIDE_SCHEMAS,
+    group_of,
+)
 from probes.recorded.recording import NAME_CHARACTERS, Problems
 
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
-
-#: Group of rows that a category belongs to, old and new names.
-DEVICE, SYNC, CALL, RANGE, PYTHON = "device", "sync", "call", "range", "python"
-_GROUPS = {
-    "kernel": DEVICE,
-    "gpu_memcpy": DEVICE,
-    "gpu_memset": DEVICE,
-    "memcpy": DEVICE,
-    "memset": DEVICE,
-    "cuda_sync": SYNC,
-    "cuda_runtime": CALL,
-    "cuda_driver": CALL,
-    "hip_runtime": CALL,
-    "hip_driver": CALL,
-    "runtime": CALL,
-    "driver": CALL,
-    "cpu_op": RANGE,
-    "operator": RANGE,
-    "user_annotation": RANGE,
-    "overhead": RANGE,
-    "python_function": PYTHON,
-}
-#: Categories that only repeat or connect what other events say.
-_REDUNDANT = frozenset(
-    {
-        "ac2g",
-        "async",
-        "async_cpu_to_gpu",
-        "async_gpu",
-        "fwdbwd",
-        "forward_backward",
-        "gpu_user_annotation",
-        "trace",
-        "cpu_instant_event",
-    }
-)
-
-#: Microseconds to the nanosecond, exactly; process and thread.
-_MICROSECONDS = pa.decimal128(38, 3)
-_NUMBER = pa.int64()
-#: The same for traces that give more digits, or numbers as text.
-_WIDE_MICROSECONDS = pa.decimal128(38, 18)
-_WIDE_NUMBER = pa.decimal128(38, 0)
-_COMMON = [
-    pa.field("ph", pa.string()),
-    pa.field("name", pa.string()),
-    pa.field("ts", _MICROSECONDS),
-    pa.field("dur", _MICROSECONDS),
-    pa.field("pid", _NUMBER),
-]
-_SCHEMAS = {
-    DEVICE: pa.schema(
-        [
-            *_COMMON[:4],
-            pa.field(
-                "args",
-                pa.struct(
-                    [
-                        pa.field("device", pa.int64()),
-                        pa.field("stream", pa.int64()),
-                        pa.field("correlation", pa.int64()),
-                        pa.field("bytes", pa.int64()),
-                        pa.field("graph id", pa.int64()),
-                        pa.field("grid", pa.list_(pa.int64())),
-                        pa.field("block", pa.list_(pa.int64())),
-                        pa.field("Collective name", pa.string()),
-                    ]
-                ),
-            ),
-        ]
-    ),
-    SYNC: pa.schema(
-        [
-            *_COMMON[:4],
-            pa.field(
-                "args",
-                pa.struct(
-                    [pa.field(name, pa.int64()) for name in ("device", "stream", "correlation")]
-                ),
-            ),
-        ]
-    ),
-    CALL: pa.schema(
-        [
-            *_COMMON,
-            pa.field("tid", _NUMBER),
-            pa.field("args", pa.struct([pa.field("correlation", pa.int64())])),
-        ]
-    ),
-    RANGE: pa.schema([*_COMMON, pa.field("tid", _NUMBER)]),
-}
-_SCHEMAS[PYTHON] = _SCHEMAS[RANGE]
-_WIDER = {
-    "ts": _WIDE_MICROSECONDS,
-    "dur": _WIDE_MICROSECONDS,
-    "pid": _WIDE_NUMBER,
-    "tid": _WIDE_NUMBER,
-}
-_WIDE_SCHEMAS = {
-    group: pa.schema([item.with_type(_WIDER.get(item.name, item.type)) for item in schema])
-    for group, schema in _SCHEMAS.items()
-}
 
 _MAX_MICROSECONDS = 4e15
 #: Text that one thread parses at a time; a longer event is parsed alone.
@@ -181,11 +94,6 @@ def _flat(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     return flat
 
 
-def group_of(category: str) -> str | None:
-    """Return the group of a category, or None when its events are not imported."""
-    return _GROUPS.get(category.lower())
-
-
 class BlockParser:
     """Turns the blocks of one trace into rows.
 
@@ -238,7 +146,7 @@ class BlockParser:
                 text = text.decode("utf-8", "replace").encode()
         for is_wide in (True,) if self._is_wide else (False, True):
             try:
-                table = _read_json(text, (_WIDE_SCHEMAS if is_wide else _SCHEMAS)[group])
+                table = _read_json(text, (WIDE_SCHEMAS if is_wide else SCHEMAS)[group])
                 table = _narrowed(table) if is_wide else table
             except pa.ArrowInvalid:
                 continue
@@ -264,7 +172,7 @@ class BlockParser:
             if not isinstance(category, str) or group_of(category) != group:
                 continue
             try:
-                clean = _cleaned(event, _SCHEMAS[group])
+                clean = _cleaned(event, SCHEMAS[group])
             except ValueError as error:
                 self._problems.add(str(error))
                 continue
@@ -273,7 +181,7 @@ class BlockParser:
         table = self._parse(lines, group) if lines else None
         if table is None:
             self._problems.add("event that is no valid JSON", len(lines))
-            return _SCHEMAS[group].empty_table(), np.empty(0, np.int64), []
+            return SCHEMAS[group].empty_table(), np.empty(0, np.int64), []
         unique, codes = np.unique(np.array(names), return_inverse=True)
         return table, codes.astype(np.int64), unique.tolist()
 
@@ -285,7 +193,7 @@ def _count_others(
     for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
         if code < 0:
             problems.add("event without category (metadata, marks, memory): not imported", count)
-        elif categories[code].lower() in _REDUNDANT:
+        elif categories[code].lower() in REDUNDANT:
             problems.add("link or summary event: says nothing that others do not", count)
         else:
             problems.add(f"event of category '{categories[code][:60]}': not imported", count)
@@ -312,10 +220,10 @@ def _narrowed(table: pa.Table) -> pa.Table:
     """
     for index, name in enumerate(table.column_names):
         column = table[name]
-        if column.type == _WIDE_MICROSECONDS:
-            column = pc.round(column, 3).cast(_MICROSECONDS)
-        elif column.type == _WIDE_NUMBER:
-            column = column.cast(_NUMBER)
+        if column.type == WIDE_MICROSECONDS:
+            column = pc.round(column, 3).cast(MICROSECONDS)
+        elif column.type == WIDE_NUMBER:
+            column = column.cast(NUMBER)
         table = table.set_column(index, name, column)
     return table
 

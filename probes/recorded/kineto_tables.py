@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from probes.recorded.activity_names import is_step_name
 from probes.recorded.devices import MAX_DEVICES, MAX_STREAM
-from probes.recorded.kineto_rows import CALL, DEVICE, PYTHON, SYNC, EventRows
+from probes.recorded.kineto_fields import CALL, DEVICE, PYTHON, SYNC
+from probes.recorded.kineto_rows import EventRows
 from probes.recorded.recording import Problems
 from probes.recorded.trace_tables import RANGE_CATEGORIES, TraceTables
 
