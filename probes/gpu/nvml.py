@@ -403,4 +403,4 @@ def _mapping_now() -> ToMonotonic:
     """Map by the clocks as they stand to each other now."""
     anchor = read_anchor(ClockReaders())
     offset = anchor.realtime_ns - anchor.monotonic_ns
-    return lambda realtime_ns: (realtime_ns - offset, anchor.error_ns)
+    return lambda realtime_ns, _near_ns: (realtime_ns - offset, anchor.error_ns)

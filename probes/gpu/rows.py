@@ -12,8 +12,9 @@ from probes.host import proc
 from probes.host.containers import ContainerNames
 from probes.probe import Batch, make_batch
 
-#: Maps a wall-clock time in ns to CLOCK_MONOTONIC and the error bound of that, both in ns.
-ToMonotonic = Callable[[int], tuple[int, int]]
+#: Maps a wall-clock time in ns, received at a time of CLOCK_MONOTONIC, to CLOCK_MONOTONIC and the
+#: error bound of that, all in ns.
+ToMonotonic = Callable[[int, int], tuple[int, int]]
 #: Columns whose values may be larger than a 32-bit number.
 _WIDE = {"energy_mj", "memory_used_bytes", "memory_total_bytes", "clock_reasons"}
 _UNCHECKED = {
@@ -70,7 +71,7 @@ def buffer_rows(
     rows = []
     n_dropped = 0
     for (device, stamp_us), columns in merged.items():
-        time_ns, error_ns = to_monotonic(stamp_us * 1000)
+        time_ns, error_ns = to_monotonic(stamp_us * 1000, now_ns)
         if time_ns + error_ns < start_ns or time_ns - error_ns > now_ns:
             n_dropped += 1
             continue

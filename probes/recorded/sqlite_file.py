@@ -19,6 +19,8 @@ Integers = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 
 MAGIC = b"SQLite format 3\x00"
 
+#: What a damaged file raises; the module decodes names and messages of it strictly.
+_DAMAGE = (sqlite3.Error, UnicodeError)
 #: Longest value SQLite may hand out, in bytes.
 _MAX_VALUE_BYTES = 16 * 1024 * 1024
 
@@ -49,16 +51,18 @@ class SqliteFile:
                 "AND sql NOT LIKE 'CREATE VIRTUAL%' LIMIT 10000"
             ).fetchall()
             self._columns = {str(name): self._columns_of(str(name)) for (name,) in rows}
-        except sqlite3.Error as error:
+        except _DAMAGE as error:
             raise self._unreadable(error) from None
 
     def _columns_of(self, table: str) -> frozenset[str]:
         rows = self._connection.execute(f"PRAGMA table_info({quoted(table)})")
         return frozenset(str(row[1]) for row in rows)
 
-    def _unreadable(self, error: sqlite3.Error) -> RecordingError:
+    def _unreadable(self, error: Exception) -> RecordingError:
+        is_text = not isinstance(error, UnicodeError)
+        reason = " ".join(str(error).split()) if is_text else "its names are no text"
         return RecordingError(
-            f"{self.path} cannot be read as a SQLite database ({error}); "
+            f"{self.path} cannot be read as a SQLite database ({reason}); "
             "copy it again or export the recording again"
         )
 
@@ -89,7 +93,7 @@ class SqliteFile:
             cursor = self._connection.execute(query, parameters)
             while rows := cursor.fetchmany(BATCH_ROWS):
                 yield rows
-        except sqlite3.Error as error:
+        except _DAMAGE as error:
             raise self._unreadable(error) from None
 
     def all_rows(self, query: str, limit: int = BATCH_ROWS) -> list[tuple[Any, ...]]:

@@ -155,7 +155,7 @@ def test_processes_and_their_shares(mock_nvml: Path, faults: Faults) -> None:
 def test_the_drivers_own_samples_are_mapped_to_monotonic(mock_nvml: Path, faults: Faults) -> None:
     shift_ns = 1118 * 10**9
 
-    def to_monotonic(realtime_ns: int) -> tuple[int, int]:
+    def to_monotonic(realtime_ns: int, _near_ns: int) -> tuple[int, int]:
         offset = time.time_ns() - time.monotonic_ns()
         return realtime_ns - offset, 5000
 
@@ -172,7 +172,7 @@ def test_the_drivers_own_samples_are_mapped_to_monotonic(mock_nvml: Path, faults
     )
 
     with recording(
-        mock_nvml, faults(), to_monotonic=lambda t: (to_monotonic(t)[0] + shift_ns, 5000)
+        mock_nvml, faults(), to_monotonic=lambda t, n: (to_monotonic(t, n)[0] + shift_ns, 5000)
     ) as shifted:
         assert shifted.until(lambda: len(shifted.of(0)) > 20)
         assert shifted.until(lambda: shifted.probe.report().n_lost > 0)

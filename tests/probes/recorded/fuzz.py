@@ -37,6 +37,8 @@ SOURCES = (
     "metrics/vllm-0.32.0-cpu-recorded/scrapes.jsonl.gz",
     "straggler/trace-ST.parquet",
 )
+#: Seeds that found a defect once, by source.
+FOUND = {"nsys/healthy_1pct.sqlite": (1043,)}
 #: Most memory of one import beyond what is there before it, and most time. The limit of addresses
 #: is only to protect the machine: allocators reserve more than they use.
 MEMORY_BYTES = 1 << 30
