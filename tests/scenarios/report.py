@@ -44,7 +44,8 @@ def figures(summary: Summary) -> Iterator[tuple[str, str]]:
         alarms = summary.n_false_alarms / summary.healthy_hours
         yield (
             "false alarms per healthy hour",
-            f"{alarms:.2f} ({summary.n_false_alarms} in {summary.healthy_hours:.2f} h)",
+            f"{alarms:.2f} ({summary.n_false_alarms} in {summary.healthy_hours:.2f} h, of which "
+            f"{summary.healthy_short_hours:.2f} h in sessions of minutes)",
         )
     for low, high, stated, right in summary.calibration:
         if stated:
@@ -65,7 +66,9 @@ def text(results: Sequence[Result], notes: Sequence[str]) -> str:
         f"  {row.outcome:<10} {row.kind:<8} {row.name} (seed {row.seed}): {row.why}"
         for row in failures(plain(results))
     ]
-    return "\n".join([*lines, "", *notes]).rstrip()
+    lines += ["", *notes]
+    lines += [f"{row.name}: {note}" for row in results for note in row.failed]
+    return "\n".join(lines).rstrip()
 
 
 def _groups(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
@@ -151,23 +154,41 @@ def _ablations(results: Sequence[Result]) -> list[str]:
     return [*lines, ""]
 
 
+_LIST = "## What is still wrong"
+_OTHERS = "Live scenarios, recorded traces and other seeds:"
+
+
 def _wrong(results: Sequence[Result]) -> list[str]:
-    lines = [
-        "## What is still wrong",
-        "",
-        f"Of the built cases with seed {SHORT_SEED}; CI repeats these and compares this list. "
-        "`unknown` is honest and no help: most of these causes have no analyzer yet "
-        "([causes.md](causes.md)).",
-        "",
-        *(short_line(row) for row in failures(short(results))),
-        "",
-    ]
+    lines = [_LIST, "", *_short_list(results), ""]
     others = [row for row in failures(results) if row not in short(results)]
     if others:
-        lines += ["Live scenarios, recorded traces and other seeds:", ""]
+        lines += [_OTHERS, ""]
         lines += [f"* {row.outcome}: {row.kind} `{_named(row)}`: {row.why}" for row in others]
         lines.append("")
     return lines
+
+
+def _short_list(results: Sequence[Result]) -> list[str]:
+    rows = short(results)
+    return [
+        f"Of the {len(rows)} built cases with seed {SHORT_SEED}; CI repeats them and compares this "
+        "list. `unknown` is honest and no help; a cause that no analyzer states yet "
+        "([causes.md](causes.md)) can only be that.",
+        "",
+        *(f"* {row.outcome}: `{row.name}`: {row.why}" for row in failures(rows)),
+    ]
+
+
+def relisted(page_text: str, results: Sequence[Result]) -> str:
+    """The page with the list of the short form anew; the figures of the long one stay."""
+    head, rest = page_text.split(f"{_LIST}\n", 1)
+    for mark in (f"{_OTHERS}\n", "## "):
+        if mark in rest:
+            tail = mark + rest.split(mark, 1)[1]
+            break
+    else:
+        tail = ""
+    return "\n".join([f"{head}{_LIST}", "", *_short_list(results), "", tail])
 
 
 def _named(row: Result) -> str:
@@ -183,15 +204,8 @@ def short(results: Iterable[Result]) -> list[Result]:
     ]
 
 
-def short_line(row: Result) -> str:
-    """The line of one failure in the page's list; CI compares outcome and name."""
-    return f"* {row.outcome}: `{row.name}`: {row.why}"
-
-
 def listed(page_text: str) -> dict[str, str]:
     """Case to outcome, as the page lists them."""
-    begin = page_text.index("## What is still wrong")
-    end = page_text.find("Live scenarios, recorded traces", begin)
-    part = page_text[begin : end if end > 0 else None]
-    lines = [line for line in part.splitlines() if line.startswith("* ") and "`" in line]
+    part = page_text.split(f"{_LIST}\n", 1)[1].split(_OTHERS)[0].split("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("* ")]
     return {line.split("`")[1]: line[2 : line.index(":")] for line in lines}

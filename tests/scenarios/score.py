@@ -61,6 +61,7 @@ class Result:
         stated: Findings stated as found, and calm verdicts: (confidence, whether right).
         seconds: Length of the recording.
         why: One sentence where it is not right.
+        failed: What the analysis says of analyzers that failed.
     """
 
     kind: str
@@ -76,10 +77,17 @@ class Result:
     stated: tuple[tuple[float, bool], ...]
     seconds: float
     why: str = ""
+    failed: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON-able values."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Result:
+        """The result that :meth:`to_json` gave."""
+        stated = tuple((float(sure), bool(is_right)) for sure, is_right in data["stated"])
+        return cls(**{**data, "stated": stated, "failed": tuple(data["failed"])})
 
 
 def grade(
@@ -118,6 +126,7 @@ def grade(
         stated=tuple((round(sure, 3), is_right) for sure, is_right in stated),
         seconds=(answer["end_ns"] - answer["start_ns"]) / 1e9,
         why=why,
+        failed=tuple(note for note in answer["notes"] if "failed on this session" in note),
     )
 
 
@@ -175,6 +184,7 @@ class Summary:
         n_confident_wrong: Wrong causes stated with confidence: the worst outcome.
         n_confident_missed: Called calm with confidence, though something is wrong.
         healthy_hours: Length of the sessions in which nothing is wrong.
+        healthy_short_hours: The part of it in sessions of up to ten minutes.
         n_false_alarms: Causes stated as found in those.
         calibration: (from, to, statements, right ones) by confidence.
         by_cause: Per cause: cases, right at rank 1, stated, stated and right.
@@ -188,6 +198,7 @@ class Summary:
     n_confident_wrong: int
     n_confident_missed: int
     healthy_hours: float
+    healthy_short_hours: float
     n_false_alarms: int
     calibration: list[tuple[float, float, int, int]]
     by_cause: dict[str, dict[str, int]]
@@ -230,6 +241,7 @@ def summarise(results: Iterable[Result]) -> Summary:
             row.outcome == "missed" and row.confidence >= CONFIDENT for row in rows
         ),
         healthy_hours=sum(row.seconds for row in healthy) / 3600,
+        healthy_short_hours=sum(row.seconds for row in healthy if row.seconds <= 600) / 3600,
         n_false_alarms=sum(row.outcome == "wrong" for row in healthy),
         calibration=_calibration(rows),
         by_cause={

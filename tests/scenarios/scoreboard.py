@@ -2,7 +2,8 @@
 
 Scores built cases, recorded traces and live scenarios, and prints which failed and why. Writes
 ``scoreboard.json``, the confusion matrix as ``scoreboard-confusion.svg``, and with ``--docs`` the
-page of the docs. ``--short`` is what CI does: the built cases of one seed.
+page of the docs. ``--short`` is what CI does: the built cases of one seed; with ``--docs`` it
+renews their list in the page.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def _tell(line: str) -> None:
 
 def every_sample(arguments: argparse.Namespace, folder: Path) -> Iterator[Sample | str]:
     """Everything that was asked for."""
-    for draw in range(1 if arguments.short else arguments.draws):
-        yield from sources.built(arguments.seed + draw, folder)
+    if "built" in arguments.kinds:
+        for draw in range(1 if arguments.short else arguments.draws):
+            yield from sources.built(arguments.seed + draw, folder)
     if arguments.short:
         return
     if "recorded" in arguments.kinds:
@@ -93,7 +95,10 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=2, help="draws of every built case")
     parser.add_argument("--short", action="store_true", help="built cases of one seed, no more")
     parser.add_argument(
-        "--kinds", nargs="*", default=["live", "recorded"], choices=["live", "recorded"]
+        "--kinds", nargs="+", default=report.KINDS, choices=report.KINDS, help="all if not given"
+    )
+    parser.add_argument(
+        "--reuse", type=Path, help="scoreboard.json to take the kinds from that are not run"
     )
     parser.add_argument("--no-ablations", action="store_true")
     parser.add_argument("--duration", default="8s", help="length of a live recording")
@@ -102,11 +107,15 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.docs and arguments.seed != SHORT_SEED:
         parser.error(f"the page of the docs is of seed {SHORT_SEED}, which CI repeats")
-    # Analysis is pure reading; the scenarios themselves are started with their own priority.
     with tempfile.TemporaryDirectory(prefix="tracer-scoreboard-") as temporary:
         folder = Path(temporary)
         is_ablated = not (arguments.short or arguments.no_ablations)
         results, notes = score(every_sample(arguments, folder), folder, is_ablated)
+    if arguments.reuse:
+        kept = json.loads(arguments.reuse.read_text(encoding="utf-8"))
+        older = [Result.from_json(row) for row in kept["results"]]
+        results += [row for row in older if row.kind not in arguments.kinds]
+        notes += [note for note in kept["notes"] if note not in notes]
     _tell("\r")
     print(report.text(results, notes))
     _write(results, notes, arguments)
@@ -133,10 +142,15 @@ def _write(results: list[Result], notes: list[str], arguments: argparse.Namespac
     file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     draw_confusion(summarise(whole).confusion, arguments.output / "scoreboard-confusion.svg")
     print(f"\nWritten: {file} and scoreboard-confusion.svg beside it.")
-    if arguments.docs:
-        command = f"make scoreboard SEED={arguments.seed}"
-        (DOCS / "scoreboard.md").write_text(report.page(results, notes, command), encoding="utf-8")
-        draw_confusion(summarise(whole).confusion, DOCS / "scoreboard-confusion.svg")
+    if not arguments.docs:
+        return
+    page = DOCS / "scoreboard.md"
+    if arguments.short:
+        page.write_text(report.relisted(page.read_text("utf-8"), results), encoding="utf-8")
+        return
+    command = f"make scoreboard SEED={arguments.seed}"
+    page.write_text(report.page(results, notes, command), encoding="utf-8")
+    draw_confusion(summarise(whole).confusion, DOCS / "scoreboard-confusion.svg")
 
 
 if __name__ == "__main__":
