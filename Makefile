@@ -68,6 +68,11 @@ scoreboard: $(DEV)/.installed
 scoreboard-docs: $(DEV)/.installed
 	$(DEV)/bin/python -m tests.scenarios.scoreboard --docs $(SCOREBOARD_ARGS)
 
+# Fault injection and days in compressed time; their figures are in docs/soak.md.
+faults: $(DEV)/.installed
+	$(DEV)/bin/python -m tests.e2e.faults $(FAULTS_ARGS)
+	$(DEV)/bin/python -m tests.e2e.soak $(SOAK_ARGS)
+
 # Regenerate the parts of docs/ and README.md that come from the sources.
 docs: $(DEV)/.installed
 	$(DEV)/bin/python -m tests.generated_docs --write

@@ -172,6 +172,25 @@ def schema_page(schema_: dict[str, Any]) -> str:
     return json.dumps(schema_, indent=1) + "\n"
 
 
+def trigger_page() -> str:
+    """What ``record --trigger`` understands."""
+    from tracer.trigger_grammar import GRAMMAR, QUANTITIES
+
+    lines = [HEADER, "# Triggers", "", "```", *GRAMMAR, "```", ""]
+    lines += [
+        "All conditions of a trigger must hold; one whose quantity is not known does not. TIME is "
+        "a number with ms, s, m or h.",
+        "",
+        "| quantity | unit | what it is |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| `{item.name}` | {', '.join(item.units) or 'none'} | {escaped(item.doc)} |"
+        for item in QUANTITIES
+    ]
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "causes.md": cause_page,
     "commands.md": command_page,
@@ -181,6 +200,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "json-diff.schema.json": lambda: schema_page(comparison_schema()),
     "metrics.md": metric_page,
     "tables.md": table_page,
+    "triggers.md": trigger_page,
 }
 
 

@@ -34,7 +34,7 @@ from tracer.session_folder import make_folder
 from tracer.session_losses import SOURCE_NAME, Loss, loss_batch, notice_batch
 
 #: A table's rows become a segment when the oldest has waited this long, or at so many rows.
-SEGMENT_NS = 3_000_000_000
+SEGMENT_NS = 2_000_000_000
 SEGMENT_ROWS = 131_072
 #: Rows that wait for the disk beyond this are dropped: memory stays bounded.
 MAX_PENDING_BYTES = 96 << 20

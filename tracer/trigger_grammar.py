@@ -1,9 +1,6 @@
 """The small language of ``record --trigger``.
 
-    trigger   := "xid" | "hang" | "any finding" | condition ("and" condition)*
-    condition := "no progress for" TIME | QUANTITY (">" | "<") NUMBER [UNIT]
-
-Every quantity is declared once, with its unit and what it means.
+Its grammar is :data:`GRAMMAR`; every quantity is declared once, with its unit and what it means.
 """
 
 from __future__ import annotations
@@ -13,6 +10,11 @@ import re
 from dataclasses import dataclass
 
 from tracer.errors import UsageError
+
+GRAMMAR = (
+    'trigger   := "xid" | "hang" | "any finding" | condition ("and" condition)*',
+    'condition := "no progress for" TIME | QUANTITY (">" | "<") NUMBER [UNIT]',
+)
 
 #: Factors of units, by what a quantity is measured in; the empty unit is the default.
 _UNITS: dict[str, dict[str, float]] = {
@@ -39,6 +41,11 @@ class Quantity:
     name: str
     unit: str
     doc: str
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Units that a number may have, without the empty one."""
+        return tuple(unit for unit in _UNITS[self.unit] if unit)
 
 
 QUANTITIES: tuple[Quantity, ...] = (

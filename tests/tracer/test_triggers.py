@@ -304,11 +304,14 @@ def test_any_finding_is_told_once_while_it_lasts():
 
 
 def wait_for(path: Path) -> dict:
+    """The JSON in a file, once it is there in full."""
     deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.02)
-    return json.loads(path.read_text())
+    while True:
+        try:
+            return json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            assert time.monotonic() < deadline, f"{path} did not come"
+            time.sleep(0.02)
 
 
 def test_a_capture_keeps_gathers_and_tells(tmp_path):

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Records the service of a name for good, from a privileged container (image: docs/containers.md).
+# Usage: tracer-follow.sh NAME [DIRECTORY]
+set -eu
+name=$1
+directory=${2:-/var/lib/tracer}
+exec docker run -d --name "tracer-$name" --restart on-failure \
+  --privileged --pid=host --network=host --memory 1g \
+  -v /sys/kernel/tracing:/sys/kernel/tracing \
+  -v /sys/kernel/debug:/sys/kernel/debug \
+  -v /sys/fs/cgroup:/sys/fs/cgroup:ro \
+  -v /run/tracer:/run/tracer \
+  -v "$directory":/sessions \
+  tracer record --follow "$name" -o "/sessions/$name-$(date +%Y%m%d-%H%M%S).tracer" \
+  --keep 15m --max-size 2G --min-free 2G \
+  --trigger 'no progress for 10s' --trigger xid --metrics-port 9465
