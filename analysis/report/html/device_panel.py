@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from analysis import intervals
 from analysis.facts import Facts
-from analysis.report.html.panel import MAX_LINES, Chart, Panel, Scale, how_to_record
+from analysis.report.html.panel import MAX_LINES, N_BUCKETS, Chart, Panel, Scale, how_to_record
 
 #: Title, unit, column, factor to the unit, upper end, and what is missing where no GPU tells it.
 _QUANTITIES = (
@@ -34,6 +35,8 @@ def device_panel(facts: Facts, scale: Scale) -> Panel:
         "Utilisation only says that some kernel ran: read it with power and DRAM activity.",
     )
     session = facts.session
+    if facts.activity:
+        panel.keep(_busy(facts, scale), "")
     if not session.has("gpu_sample"):
         panel.missing.append(how_to_record(session, "gpu_sample", "nvml"))
         return panel
@@ -60,6 +63,16 @@ def device_panel(facts: Facts, scale: Scale) -> Panel:
             _add_limits(chart, scale, groups, limit, word, factor)
         panel.keep(chart, otherwise)
     return panel
+
+
+def _busy(facts: Facts, scale: Scale) -> Chart:
+    """Share of each window in which a device ran something, by its own times."""
+    chart = Chart("Busy, by device times", "%", style="step", top=100.0)
+    edges = scale.edges(N_BUCKETS, 1_000_000)
+    for device in sorted(facts.activity)[:MAX_LINES]:
+        share = 100 * intervals.coverage(facts.busy(device), edges) / np.diff(edges)
+        chart.add_windows(scale, f"GPU {device}", edges, share)
+    return chart
 
 
 def _add_limits(

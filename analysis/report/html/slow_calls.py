@@ -153,14 +153,16 @@ def _reasons(
         if row["kind"] in ("sync", "copy") and busy >= _LITTLE * length:
             reasons.append(f"A device was busy for {_part(min(busy, length), length)}.")
             break
+    if not reasons and row["kind"] == "sync":
+        reasons.append("It waited for work that the device had; no device times tell which.")
+    if not reasons:
+        reasons.append(_comparison(facts, row["function"], length))
     for finding in findings:
         if finding.status is Status.FOUND and len(finding.spans):
             shared = intervals.overlap(span, finding.spans)
             if shared >= max(_LITTLE * length, 1):
                 reasons.append(f"It lies in {finding.cause} for {_part(shared, length)}.")
-    if not reasons and row["kind"] == "sync":
-        reasons.append("It waited for work that the device had; no device times tell which.")
-    return reasons or [_comparison(facts, row["function"], length)]
+    return reasons
 
 
 def _comparison(facts: Facts, function: str, length: int) -> str:

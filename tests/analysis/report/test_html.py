@@ -16,7 +16,7 @@ from analysis import attribute, open_session
 from analysis.report.files import OutputError
 from analysis.report.html import page, write_report
 from tests.analysis.builder import S, Service, SessionBuilder
-from tests.analysis.report.sessions import hostile, story
+from tests.analysis.report.sessions import hostile, story, traced
 
 PANELS = ("device", "calls", "threads", "service", "neighbours")
 
@@ -195,3 +195,12 @@ def test_a_report_replaces_only_when_asked(tmp_path: Path) -> None:
     write_report(open_session(tmp_path / "s.tracer"), tmp_path / "r.html", force=True)
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert sorted(item.name for item in tmp_path.iterdir()) == ["r.html", "s.tracer"]
+
+
+def test_device_times_are_drawn_where_there_are_some(tmp_path: Path) -> None:
+    session, _counts = traced(tmp_path / "s.tracer")
+    charts = data_of(page.render(session, attribute(session)))["panels"]["device"]
+    assert charts[0]["title"] == "Busy, by device times"
+    busy = [value for value in charts[0]["lines"][0]["y"] if value]
+    # Three overlapping kernels of 30 us, 20 us apart, in a window of a millisecond.
+    assert busy and max(busy) == pytest.approx(7.0, rel=0.05)
