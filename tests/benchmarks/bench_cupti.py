@@ -1,9 +1,10 @@
 """What device times cost: per launch in the program, and per record in the collector and reader.
 
-A C program launches short kernels as fast as it goes on the simulated device: bare, with the library loaded
-and nobody recording, with collection always on, and in windows of a tenth. Figures are medians over
-alternating rounds of the process's CPU time per launch, the helper thread's included. The simulated
-libcupti plays NVIDIA's, so its part of the cost is not NVIDIA's: on a GPU run ``pytest tests/gpu``.
+A C program launches short kernels as fast as it goes on the simulated device: bare, with the
+library loaded and nobody recording, with collection always on, and in windows of a tenth. Figures
+are medians over alternating rounds of the process's CPU time per launch, the helper thread's
+included. The simulated libcupti plays NVIDIA's, so its part of the cost is not NVIDIA's: on a GPU
+run ``pytest tests/gpu``.
 
 Then a producer hands the collector one million records a second while the reader drains its ring,
 and the reader alone turns records into rows.

@@ -1,4 +1,4 @@
-"""``tracer record --cupti`` as a person runs it: budget, exit codes, windows of prepared programs."""
+"""``tracer record --cupti`` as a person runs it: budget, exit codes, prepared programs."""
 
 from __future__ import annotations
 
