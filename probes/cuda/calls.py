@@ -62,6 +62,8 @@ _LOOKUPS = [
 ]
 _HANDLES = [SYMBOL_INDEX[name] for name in ("__cudaGetKernel", "cudaGetKernel")]
 _REGISTRATION = SYMBOL_INDEX["__cudaRegisterFunction"]
+_TELLS_NAMES = np.zeros(len(SYMBOLS), np.bool_)
+_TELLS_NAMES[[_REGISTRATION, *_HANDLES, *_LOOKUPS]] = True
 
 _Records = npt.NDArray[np.void]
 
@@ -395,23 +397,21 @@ class CudaCalls:
         pids = calls.entries["pid_tgid"] >> np.uint64(32)
         batches = []
         is_good = calls.has_return & (calls.result == 0)
+        tells = np.flatnonzero(_TELLS_NAMES[function])
         for wanted, note, first, second in (
             ([_REGISTRATION], self._kernels.note_registration, 1, 3),
             (_HANDLES, self._kernels.note_handles, 0, 1),
             (_LOOKUPS, self._kernels.note_lookup, 0, 2),
         ):
-            rows = np.flatnonzero(np.isin(function, wanted))
-            if wanted is not _LOOKUPS:
-                chosen = rows
-            else:
-                chosen = rows[is_good[rows]]
+            chosen = tells[np.isin(function[tells], wanted)]
+            if wanted is _LOOKUPS:
+                chosen = chosen[is_good[chosen]]
             for pid in np.unique(pids[chosen]):
                 mine = chosen[pids[chosen] == pid]
                 note(int(pid), words[mine, first], words[mine, second])
-        for pid in np.unique(pids):
-            handles = np.array(sorted(self._meaning.take_new(int(pid))), np.uint64)
-            if handles.size:
-                batches.append(self._kernels.resolve(int(pid), handles, now_ns))
+        for process, kernels in self._meaning.take_new().items():
+            handles = np.array(sorted(kernels), np.uint64)
+            batches.append(self._kernels.resolve(process, handles, now_ns))
         return [batch for batch in batches if batch.rows.num_rows]
 
     def _each_second(self, tracing: Tracing, now_ns: int) -> list[Batch]:

@@ -81,7 +81,8 @@ class MeaningTracker:
         self._device: dict[int, int] = {}
         self._visible: dict[int, list[int] | None] = {}
         self._captures: list[_Capture] = []
-        self._seen: dict[tuple[int, bool], set[int]] = {}
+        #: Kernels by process and layer (whether the driver's), sorted.
+        self._seen: dict[tuple[int, bool], npt.NDArray[np.uint64]] = {}
         self._registered: dict[int, set[int]] = {}
         self._started: set[int] = set()
         #: Kernels to be named; graphs have no name.
@@ -113,9 +114,10 @@ class MeaningTracker:
         is_capture = self._capture(calls, function, pid_tgid, start_ns, is_good, stream)
         return Meaning(device, is_capture, *self._first(arguments, function, pid_tgid))
 
-    def take_new(self, pid: int) -> set[int]:
-        """Return the kernels of a process that were first seen since the last call."""
-        return self._new.pop(pid, set())
+    def take_new(self) -> dict[int, set[int]]:
+        """Return the kernels that were first seen since the last call, by process."""
+        new, self._new = self._new, {}
+        return new
 
     def _devices(
         self,
@@ -222,11 +224,11 @@ class MeaningTracker:
             self._registered.setdefault(int(process), set()).update(mine.tolist())
         is_launch: _Bool = _IS_LAUNCH[function] & is_known
         launches = np.flatnonzero(is_launch)
-        for process in np.unique(pid[launches]):
+        is_of_driver = _IS_DRIVER[function[launches]]
+        for process in _distinct(pid[launches]):
+            is_own = pid[launches] == process
             for is_driver in (False, True):
-                rows = launches[
-                    (pid[launches] == process) & (_IS_DRIVER[function[launches]] == is_driver)
-                ]
+                rows = launches[is_own & (is_of_driver == is_driver)]
                 if rows.size:
                     self._note_launches(
                         int(process), is_driver, rows, kernel, function, first, knows
@@ -244,13 +246,16 @@ class MeaningTracker:
         knows: _Bool,
     ) -> None:
         """Mark the first launches of kernels; the layers have handles of their own."""
-        seen = self._seen.setdefault((process, is_driver), set())
+        seen = self._seen.get((process, is_driver), np.empty(0, np.uint64))
         knows[rows] = True
-        if seen.issuperset(np.unique(kernel[rows]).tolist()):
-            return
-        handles, where = np.unique(kernel[rows], return_index=True)
-        is_new = np.array([handle not in seen for handle in handles.tolist()], np.bool_)
-        seen.update(handles.tolist())
+        launched = kernel[rows]
+        if len(seen):
+            place = np.minimum(np.searchsorted(seen, launched), len(seen) - 1)
+            if (seen[place] == launched).all():
+                return
+        handles, where = np.unique(launched, return_index=True)
+        is_new = ~np.isin(handles, seen)
+        self._seen[process, is_driver] = np.union1d(seen, handles)
         added = rows[where[is_new]]
         first[added] = True
         names = kernel[added[~_IS_GRAPH[function[added]]]]
@@ -258,6 +263,13 @@ class MeaningTracker:
         if process not in self._started:
             registered = self._registered.get(process, set())
             knows[added] = [handle in registered for handle in kernel[added].tolist()]
+
+
+def _distinct(values: _I64) -> _I64:
+    """The distinct values; fast where there is but one."""
+    if len(values) and (values == values[0]).all():
+        return values[:1]
+    return np.unique(values)
 
 
 def visible_devices(pid: int, root: Path = proc.PROC) -> list[int] | None:

@@ -406,9 +406,10 @@ def _no_calls() -> Calls:
 def index_threads(pid_tgid: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], _I64]:
     """Return the distinct ``pid_tgid``, sorted, and the index of each record's among them."""
     starts = np.flatnonzero(np.diff(pid_tgid, prepend=~pid_tgid[:1]))
-    keys, of_run = np.unique(pid_tgid[starts], return_inverse=True)
+    runs = pid_tgid[starts]
+    keys = np.unique(runs)  # sorting values and looking them up beats sorting indices
     lengths = np.diff(np.append(starts, len(pid_tgid)))
-    return keys, np.repeat(of_run.astype(np.int64), lengths)
+    return keys, np.repeat(np.searchsorted(keys, runs), lengths)
 
 
 def _gaps(thread: _I64, sequence: _I64, last: _I64, is_carried: _Bool) -> _I64:
