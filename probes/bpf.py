@@ -182,6 +182,10 @@ class Loading:
             self._ours.settimeout(_TIMEOUT_S)
             try:
                 reply, descriptors = _receive(self._ours)
+            except TimeoutError:
+                late = f"compiling them took more than {_TIMEOUT_S:.0f} s; the machine is busy"
+                reply, descriptors = {"error": late}, []
+                self._child.kill()
             except (OSError, ValueError):
                 reply, descriptors = {"error": "the compiling process ended early"}, []
             finally:
