@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from probes.probe import ProbeError
 from tests.probes.traced import PROTOTYPES, build_library, build_program, recording, started
 
 ROOT = Path(__file__).parents[2]
@@ -156,10 +157,14 @@ def harass(folder: Path, rounds: int, kills: int, seed: int) -> Outcome:
                 _kill_one(target.pid, pick.uniform(0.2, 1.8), with_budget=pick.random() < 0.5)
             else:
                 options = {"budget_share": 0.01} if pick.random() < 0.3 else {}
-                with recording(target.pid, **options) as found:
-                    for _ in range(pick.randrange(1, 4)):
-                        time.sleep(pick.uniform(0, 0.1))
-                        found.drain()
+                try:
+                    with recording(target.pid, **options) as found:
+                        for _ in range(pick.randrange(1, 4)):
+                            time.sleep(pick.uniform(0, 0.1))
+                            found.drain()
+                except ProbeError as error:
+                    print(f"round {number}: not attached: {error}", file=sys.stderr)
+                    continue
                 n_recorded += len(found.rows("cuda_call"))
             if target.process.poll() is not None:
                 break
