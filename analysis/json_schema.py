@@ -1,4 +1,5 @@
-"""What ``tracer analyze --json`` and ``tracer diff --json`` print, as JSON Schema.
+"""What ``tracer analyze --json``, the same with ``--by-mark``, and ``tracer diff --json`` print,
+as JSON Schema.
 
 Fields of findings come from their dataclasses: type hints give the types, the ``Attributes:`` of
 the docstrings the meaning. What has no class of its own is declared here. Within one
@@ -14,10 +15,11 @@ import types
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from analysis import attribution, compare
+from analysis import attribution, compare, rounds
 from analysis.budget import REASONS, STATES
 from analysis.conclusion import Verdict
 from analysis.finding import Evidence, Exclusion, Finding, Where
+from analysis.rounds import Round
 
 Schema = dict[str, Any]
 
@@ -91,6 +93,23 @@ def comparison_schema(*, is_strict: bool = False) -> Schema:
     definitions = {**_finding_definitions(), **_comparison_definitions()}
     del definitions["verdict"]
     return _whole("tracer diff --json", top, definitions, is_strict)
+
+
+def rounds_schema(*, is_strict: bool = False) -> Schema:
+    """Return the JSON Schema of ``tracer analyze --by-mark --json``."""
+    rate = {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "description": "By finding, in how many rounds it was seen, and the bounds of that rate.",
+    }
+    top = _object(
+        "A recording told by its marks.",
+        schema_version=_constant(rounds.SCHEMA_VERSION),
+        rounds=_array(_refer("round"), "One entry a round, in order."),
+        rates=rate,
+    )
+    definitions = {"round": _of_class(Round, leave_out=())}
+    return _whole("tracer analyze --by-mark --json", top, definitions, is_strict)
 
 
 def _whole(title: str, top: Schema, definitions: dict[str, Schema], is_strict: bool) -> Schema:

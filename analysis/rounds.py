@@ -26,6 +26,8 @@ from analysis.timeline import Session
 
 Ints = npt.NDArray[np.int64]
 
+#: Version of the JSON of rounds; raised when a reader of the old one would misread it.
+SCHEMA_VERSION = 1
 #: Most rounds of a table; a session with more marks is refused.
 MOST_ROUNDS = 5000
 #: Most rounds whose findings are looked for by the analyzers, each costs a moment.
@@ -195,7 +197,11 @@ def rates(rounds: list[Round]) -> dict[str, str]:
 
 def to_json(rounds: list[Round]) -> dict[str, Any]:
     """Return the rounds as JSON-able data."""
-    return {"rounds": [vars(item) for item in rounds], "rates": rates(rounds)}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rounds": [vars(item) for item in rounds],
+        "rates": rates(rounds),
+    }
 
 
 _HEAD = (

@@ -18,7 +18,7 @@ import click
 
 from analysis import schema
 from analysis.causes import CAUSES
-from analysis.json_schema import attribution_schema, comparison_schema
+from analysis.json_schema import attribution_schema, comparison_schema, rounds_schema
 from probes.cuda.functions import FUNCTIONS
 from probes.engine.names import VOCABULARY
 
@@ -123,7 +123,8 @@ def json_page() -> str:
         "`--json` prints one object. `schema_version` is raised when a reader of the old one would "
         "misread the new; within a version fields are only added, so pass over those that you do "
         "not know. Times are int64 ns of CLOCK_MONOTONIC, null is unknown, a field with a unit "
-        "ends in it. For machines: [json-analyze.schema.json](json-analyze.schema.json) and "
+        "ends in it. For machines: [json-analyze.schema.json](json-analyze.schema.json), "
+        "[json-by-mark.schema.json](json-by-mark.schema.json) and "
         "[json-diff.schema.json](json-diff.schema.json).",
         "",
         "For a soak run or CI the exit code of `tracer analyze --fail-on CAUSE[,...]` is enough: 7 "
@@ -132,7 +133,7 @@ def json_page() -> str:
         "",
     ]
     shown: set[str] = set()
-    for schema_ in (attribution_schema(), comparison_schema()):
+    for schema_ in (attribution_schema(), rounds_schema(), comparison_schema()):
         lines += [f"## {schema_['title']}", "", schema_["description"], ""]
         lines += _fields(schema_)
         for name, definition in schema_["$defs"].items():
@@ -197,6 +198,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "functions.md": function_page,
     "json.md": json_page,
     "json-analyze.schema.json": lambda: schema_page(attribution_schema()),
+    "json-by-mark.schema.json": lambda: schema_page(rounds_schema()),
     "json-diff.schema.json": lambda: schema_page(comparison_schema()),
     "metrics.md": metric_page,
     "tables.md": table_page,

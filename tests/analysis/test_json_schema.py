@@ -10,7 +10,9 @@ import pytest
 
 from analysis import attribute
 from analysis.compare import compare
-from analysis.json_schema import attribution_schema, comparison_schema
+from analysis.json_schema import attribution_schema, comparison_schema, rounds_schema
+from analysis.rounds import rounds_of
+from analysis.rounds import to_json as rounds_json
 from tests.analysis.builder import MS, S, Service
 
 
@@ -27,7 +29,7 @@ def sessions() -> dict[str, Service]:
     return played
 
 
-@pytest.mark.parametrize("schema", [attribution_schema(), comparison_schema()])
+@pytest.mark.parametrize("schema", [attribution_schema(), rounds_schema(), comparison_schema()])
 def test_the_schema_is_one_and_every_field_has_a_meaning(schema: dict):
     jsonschema.Draft202012Validator.check_schema(schema)
     for item in (schema, *schema["$defs"].values()):
@@ -54,6 +56,18 @@ def test_real_output_of_diff_is_valid(tmp_path: Path):
     data = json.loads(json.dumps(compare(before, after).to_json(), allow_nan=False))
     jsonschema.Draft202012Validator(comparison_schema(is_strict=True)).validate(data)
     assert any(item["is_beyond_noise"] for item in data["changes"])
+
+
+def test_real_output_by_mark_is_valid(tmp_path: Path):
+    service = sessions()["healthy"]
+    marks = [
+        {"time_ns": service.start + i * 4 * S, "kind": "mark", "name": f"round {i}"}
+        for i in range(3)
+    ]
+    session = service.builder(tmp_path / "s").add("event", marks).write()
+    data = json.loads(json.dumps(rounds_json(rounds_of(session)), allow_nan=False))
+    jsonschema.Draft202012Validator(rounds_schema(is_strict=True)).validate(data)
+    assert [item["name"] for item in data["rounds"]] == ["round 0", "round 1", "round 2"]
 
 
 def test_a_field_that_is_not_declared_is_noticed(tmp_path: Path):
