@@ -97,6 +97,14 @@ class Detaching(Protocol):
         """Wait at most ``timeout_s`` s until it is gone; return whether it is."""
 
 
+@runtime_checkable
+class LookingCloser(Protocol):
+    """A probe that can observe more for a while, when something has happened."""
+
+    def look_closer(self, now_ns: int) -> None:
+        """Begin, or go on, to observe more for as long as the probe was told to."""
+
+
 def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
     """Return a batch of ``table`` from columns of equal length.
 

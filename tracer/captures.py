@@ -76,6 +76,7 @@ class Captures:
         pids: Returns the processes that are looked at.
         pin: Keeps the detail between two times.
         say: Tells the person one line.
+        look_closer: Called with the time of each capture, ns.
     """
 
     def __init__(
@@ -85,12 +86,14 @@ class Captures:
         pids: Callable[[], Iterable[int]],
         pin: Callable[[int, int], None],
         say: Callable[[str], None],
+        look_closer: Sequence[Callable[[int], None]] = (),
     ) -> None:
         self._session = session
         self._options = options
         self._pids = pids
         self._pin = pin
         self._say = say
+        self._look_closer = look_closer
         self._times: deque[int] = deque()
         self._queue: queue.Queue[tuple[int, Capture]] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
@@ -115,6 +118,8 @@ class Captures:
         self.n_captures += 1
         self._pin(now_ns - self._options.before_ns, now_ns + self._options.after_ns)
         self._say(f"{capture.name}: {capture.why}")
+        for look_closer in self._look_closer:
+            look_closer(now_ns)
         self._start_thread()
         try:
             self._queue.put_nowait((self.n_captures, capture))
