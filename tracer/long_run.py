@@ -70,13 +70,23 @@ class LongRun:
         self._free = FreeSpace(path, options.min_free_bytes) if options.min_free_bytes else None
         self._recorder: Recorder | None = None
 
-    def watchers(self, writer: SessionWriter, tree: TargetTree) -> Sequence[Watcher]:
+    def watchers(
+        self, writer: SessionWriter, tree: TargetTree, probes: Sequence[Probe] = ()
+    ) -> Sequence[Watcher]:
         """Return everything that looks at the recording.
+
+        Args:
+            writer: What is written.
+            tree: Processes that are recorded.
+            probes: Those of them that can look closer do so around each capture.
 
         Raises:
             UsageError: the port of the metrics page cannot be had.
         """
-        captures = Captures(self._path, self._options.captures, tree.pids, writer.pin, self._say)
+        closer = [probe.look_closer for probe in probes if isinstance(probe, LookingCloser)]
+        captures = Captures(
+            self._path, self._options.captures, tree.pids, writer.pin, self._say, closer
+        )
         control = Control(self._path)
         control.start()
         if control.problem:

@@ -128,7 +128,7 @@ def record(options: RecordOptions) -> int:
         retention=options.long_run.retention(),
     )
     display = _Display(options.is_terminal)
-    watchers = long_run.watchers(writer, tree)
+    watchers = long_run.watchers(writer, tree, probes)
     try:
         recorder = Recorder(
             probes,

@@ -205,7 +205,9 @@ def command(
     parsed = tuple(parse_trigger(text) for text in triggers)
     if (canary is None) != (model is None) or (against is not None and canary is None):
         raise UsageError("the canary needs both --canary URL and --model M; give both or neither")
-    cupti = parse_cupti(is_cupti, window_ns, every_ns, has_graph_nodes, bool(arguments))
+    cupti = parse_cupti(
+        is_cupti, window_ns, every_ns, has_graph_nodes, bool(arguments), bool(triggers)
+    )
     try:
         with environment_for(cupti):
             launched = _launch(arguments) if arguments else None
