@@ -365,7 +365,8 @@ def split_exactly(data: bytes) -> tuple[_Ints, _Ints, int | None]:
     below = np.flatnonzero(depth < 0)
     end = int(positions[below[0]]) if len(below) else None
     if end is not None:
-        positions, steps, depth = (values[: below[0]] for values in (positions, steps, depth))
+        n = below[0]
+        positions, steps, depth = positions[:n], steps[:n], depth[:n]
     starts = positions[(steps == 1) & (depth == 1)]
     ends = positions[(steps == -1) & (depth == 0)] + 1
     return starts[: len(ends)], ends, end

@@ -127,14 +127,35 @@ class BlockParser:
                 reason = "Python function of a large trace: left out"
                 self._problems.add(reason, len(rows))
                 continue
-            spans = zip(block.starts[rows].tolist(), block.ends[rows].tolist(), strict=True)
-            table = self._parse([raw[start:end] for start, end in spans], group)
+            starts, ends = block.starts[rows].tolist(), block.ends[rows].tolist()
+            table = self._parse_short(raw, starts, ends, group)
+            if table is None:
+                spans = zip(starts, ends, strict=True)
+                table = self._parse([raw[start:end] for start, end in spans], group)
             codes, names = block.categories[rows], known
             if table is None:
                 table, codes, names = self._parse_tolerantly(block, group)
             found = _valid(table, group, codes, names, self._problems)
             if found is not None:
                 yield found
+
+    def _parse_short(
+        self, raw: bytes, starts: list[int], ends: list[int], group: str
+    ) -> pa.Table | None:
+        """Parse ranges without their arguments, which are most of their text and not imported.
+
+        None when any has none, or something of interest behind them.
+        """
+        if group not in (RANGE, PYTHON):
+            return None
+        cuts = [raw.find(b'"args":', start, end) for start, end in zip(starts, ends, strict=True)]
+        if min(cuts) < 0:
+            return None
+        spans = zip(starts, cuts, strict=True)
+        table = self._parse([raw[start:cut] + b'"":0}' for start, cut in spans], group)
+        if table is None or any(table[name].null_count for name in ("ph", "name", "ts", "dur")):
+            return None
+        return table
 
     def _parse(self, lines: list[bytes], group: str) -> pa.Table | None:
         """Parse events of one line each, or return None when any of them is not as expected."""

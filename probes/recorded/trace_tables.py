@@ -215,7 +215,7 @@ class TraceTables:
         for part in _parts(len(row)):
             piece = {name: values[part] for name, values in calls.items()}
             at, no_match = row[part], is_alone[part]
-            device, no_device, stream, no_stream = (values[part] for values in where)
+            device, no_device, stream, no_stream = where
             is_kernel = joined["kind"][at] == 0
             unique, codes = np.unique(piece["name"], return_inverse=True)
             words = [names[code] for code in unique.tolist()]
@@ -231,8 +231,8 @@ class TraceTables:
                 piece["tid"],
                 (codes, words),
                 {
-                    "device": nullable(device, no_device),
-                    "stream": nullable(stream, no_stream),
+                    "device": nullable(device[part], no_device[part]),
+                    "stream": nullable(stream[part], no_stream[part]),
                     "size_bytes": nullable(
                         joined["bytes"][at], no_match | joined["no_bytes"][at].astype(bool)
                     ),
