@@ -20,6 +20,7 @@ from probes.probe import Batch
 from probes.recorded.activity_names import is_step_name
 from probes.recorded.call_names import plain_name
 from probes.recorded.devices import MAX_DEVICES, MAX_STREAM, DeviceIndex
+from probes.recorded.nsys_copies import copy_names
 from probes.recorded.nsys_schedule import MAX_TIME_NS, SCHEDULE, off_cpu
 from probes.recorded.recording import Problems, RecordingError
 from probes.recorded.sqlite_file import Integers, SqliteFile, integer_column, quoted
@@ -48,9 +49,6 @@ _NVTX_COUNTERS = r", (seq|op_id) = .*$"
 
 #: What rows of tables without names are called.
 _UNNAMED = {_SET: "Memset (Device)", _GRAPH: "CUDA graph", _SYNC: "sync"}
-
-_MEMORY_NAMES = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device", "Managed")
-_COPY_NAMES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH"}
 
 
 def is_nsys(file: SqliteFile) -> bool:
@@ -262,7 +260,7 @@ class NsysRecording:
         self, table: str, rows: dict[str, Integers], texts: Sequence[str | None]
     ) -> pa.Array:
         if table == _COPY:
-            return self._copy_names(rows)
+            return copy_names(rows)
         if table in _UNNAMED:
             return pa.array([_UNNAMED[table]] * len(texts), pa.string())
         picked = [column for column in _NUMBERS[table] if column in _NAME_COLUMNS]
@@ -283,22 +281,6 @@ class NsysRecording:
             return names
         words = pa.array(texts, pa.string())
         return pc.replace_substring_regex(pc.coalesce(words, names), _NVTX_COUNTERS, "")
-
-    def _copy_names(self, rows: dict[str, Integers]) -> pa.Array:
-        kind, source, target = (rows[name][0] for name in ("copyKind", "srcKind", "dstKind"))
-        has_kinds = ~(rows["srcKind"][1] | rows["dstKind"][1])
-        kind, source, target = (np.clip(values, 0, 127) for values in (kind, source, target))
-        unique, inverse = np.unique(
-            kind << 16 | np.where(has_kinds, source << 8 | target, 0xFFFF), return_inverse=True
-        )
-        words = []
-        for code in unique.tolist():
-            word = f"Memcpy {_COPY_NAMES.get(code >> 16, 'of another kind')}"
-            ends = (code >> 8 & 0xFF, code & 0xFF)
-            if max(ends) < len(_MEMORY_NAMES):
-                word += f" ({_MEMORY_NAMES[ends[0]]} -> {_MEMORY_NAMES[ends[1]]})"
-            words.append(word)
-        return pa.array(words, pa.string()).take(pa.array(inverse))
 
     def _add(self, rows: _Rows) -> None:
         start, end = rows.numbers["start"][0], rows.numbers["end"][0]
