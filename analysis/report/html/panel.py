@@ -76,8 +76,12 @@ class Chart:
         self._append(name, scale.x(time_ns), value, is_limit)
 
     def add_windows(self, scale: Scale, name: str, edges: Ints, value: Floats) -> None:
-        """Add one value per window, drawn as steps or as one layer of a stack."""
-        self._append(name, scale.x(edges), np.append(value, value[-1:]), False)
+        """Add one value per window, drawn as steps or as one layer of a stack; NaN is a gap."""
+        told = np.append(value, value[-1:])
+        # A step reaches to the next point: before a gap it needs one of its own.
+        at = np.flatnonzero(np.isfinite(told[:-1]) & ~np.isfinite(told[1:])) + 1
+        x = scale.x(np.insert(edges, at, edges[at]))
+        self._append(name, x, np.insert(told, at, told[at - 1]), False)
 
     def _append(self, name: str, x: list[float], value: Floats, is_limit: bool) -> None:
         y = [float(f"{item:.4g}") if np.isfinite(item) else None for item in value.tolist()]

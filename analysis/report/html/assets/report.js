@@ -21,6 +21,7 @@
 
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "solid", "dash", "dot"];
   const SVG_DASHES = { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4" };
+  const LOG_TICKS = Array.from({ length: 18 }, (_, n) => (n % 2 ? 3 : 1) * 10 ** (Math.floor(n / 2) - 1));
   const MARGIN = { l: 52, r: 10 };
   const coarse = matchMedia("(pointer: coarse)").matches;
   const css = (name) => getComputedStyle(page).getPropertyValue(name).trim();
@@ -102,7 +103,7 @@
     const shape = layout(130, 20);
     const isLog = chart.unit === "µs";
     shape.yaxis.rangemode = "tozero";
-    if (isLog) Object.assign(shape.yaxis, { type: "log", dtick: "D2", rangemode: "normal", exponentformat: "none" });
+    if (isLog) Object.assign(shape.yaxis, { type: "log", tickvals: LOG_TICKS, rangemode: "normal" });
     else if (chart.top) shape.yaxis.range = [0, chart.top * 1.02];
     const traces = chart.lines.map((line, index) => {
       const colour = line.is_limit ? css("--limit") : css("--line-" + (index % 8));
