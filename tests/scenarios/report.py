@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tests.scenarios.case import all_cases
-from tests.scenarios.score import CONFIDENT, OUTCOMES, Result, Summary, summarise
+from tests.scenarios.score import CONFIDENT, OUTCOMES, SURE, Result, Summary, summarise
 
 KINDS = ("built", "live", "recorded")
 #: Draw whose built cases are the short form, which CI repeats.
@@ -112,6 +112,7 @@ def page(results: Sequence[Result], notes: Sequence[str], command: str) -> str:
     lines += ["", "## By cause", "", *_causes(summarise(whole)), ""]
     lines += ["![What was right against what was said](scoreboard-confusion.svg)", ""]
     lines += _ablations(results)
+    lines += _too_sure(whole)
     lines += _wrong(whole)
     if notes:
         lines += ["## Not counted", "", *(f"* {note}" for note in notes), ""]
@@ -126,8 +127,23 @@ def _causes(summary: Summary) -> Iterator[str]:
     yield "|---|---|---|---|"
     for cause, n in summary.by_cause.items():
         precision = f"{n['stated_right'] / n['stated']:.0%}" if n["stated"] else "never stated"
+        if cause == "unknown":
+            precision = ""
         recall = f"{n['first'] / n['cases']:.0%}" if n["cases"] else ""
         yield f"| `{cause}` | {n['cases']} | {precision} | {recall} |"
+
+
+def _too_sure(results: Sequence[Result]) -> list[str]:
+    """Statements that were nearly certain and not true, also behind the first."""
+    wrong = [
+        f"* `{slug}` ({sure:.0%}) of {row.kind} `{_named(row)}`, where {row.cause} is right"
+        for row in results
+        for slug, sure, is_right in row.stated
+        if sure >= SURE and not is_right
+    ]
+    if not wrong:
+        return []
+    return [f"## Stated with {SURE:.0%} or more, and not right", "", *sorted(wrong), ""]
 
 
 def _ablations(results: Sequence[Result]) -> list[str]:

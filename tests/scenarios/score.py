@@ -58,7 +58,7 @@ class Result:
         confidence: Confidence of the verdict.
         outcome: One of :data:`OUTCOMES`.
         is_in_three: Whether a right cause is among the first three.
-        stated: Findings stated as found, and calm verdicts: (confidence, whether right).
+        stated: Findings stated as found, and calm verdicts: (slug, confidence, whether right).
         seconds: Length of the recording.
         why: One sentence where it is not right.
         failed: What the analysis says of analyzers that failed.
@@ -74,7 +74,7 @@ class Result:
     confidence: float
     outcome: str
     is_in_three: bool
-    stated: tuple[tuple[float, bool], ...]
+    stated: tuple[tuple[str, float, bool], ...]
     seconds: float
     why: str = ""
     failed: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Result:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Result:
         """The result that :meth:`to_json` gave."""
-        stated = tuple((float(sure), bool(is_right)) for sure, is_right in data["stated"])
+        stated = tuple((str(slug), float(sure), bool(ok)) for slug, sure, ok in data["stated"])
         return cls(**{**data, "stated": stated, "failed": tuple(data["failed"])})
 
 
@@ -109,9 +109,9 @@ def grade(
     outcome, why = _outcome(truth, said, status, confidence, found)
     ranked = list(dict.fromkeys([said, *(item["cause"] for item in findings)]))
     allowed = {*truth.right, *truth.also} - {*truth.must_not}
-    stated = [(sure, cause in allowed) for cause, sure in found.items()]
-    if said in (*CALM,) and status != "undecided":
-        stated.append((confidence, said in truth.right))
+    stated = [(cause, sure, cause in allowed) for cause, sure in found.items() if cause not in CALM]
+    if said in CALM:
+        stated.append((said, confidence, said in truth.right))
     return Result(
         kind=kind,
         name=name,
@@ -123,7 +123,7 @@ def grade(
         confidence=round(confidence, 3),
         outcome=outcome,
         is_in_three=any(cause in truth.right for cause in ranked[:3]),
-        stated=tuple((round(sure, 3), is_right) for sure, is_right in stated),
+        stated=tuple((slug, round(sure, 3), is_right) for slug, sure, is_right in stated),
         seconds=(answer["end_ns"] - answer["start_ns"]) / 1e9,
         why=why,
         failed=tuple(note for note in answer["notes"] if "failed on this session" in note),
@@ -263,6 +263,6 @@ def _calibration(rows: Iterable[Result]) -> list[tuple[float, float, int, int]]:
     stated = [item for row in rows for item in row.stated]
     bins = []
     for low, high in ((0.0, 0.5), (0.5, CONFIDENT), (CONFIDENT, SURE), (SURE, 1.01)):
-        inside = [is_right for sure, is_right in stated if low <= sure < high]
+        inside = [is_right for _slug, sure, is_right in stated if low <= sure < high]
         bins.append((low, min(high, 1.0), len(inside), sum(inside)))
     return bins
