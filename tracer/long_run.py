@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from probes.probe import LookingCloser, Probe
 from probes.targets import TargetTree
 from tracer.captures import CaptureOptions, Captures
 from tracer.control import Control

@@ -40,7 +40,8 @@ class CuptiOptions:
     Attributes:
         directory: Where recorder and programs meet; None to read it from the target's environment.
         window_ns: Length of each window of collection; None collects all the time.
-        every_ns: From the begin of one window to that of the next.
+        every_ns: From the begin of one window to that of the next; None for windows only when
+            :meth:`CuptiProbe.look_closer` asks for one.
         has_graph_nodes: Each node of a CUDA graph by itself.
         is_owned: The directory was made for this recording and goes with it.
     """
@@ -81,7 +82,7 @@ class CuptiProbe:
         self._told: dict[str, Losses] = {}
         self._start_ns = 0
         self._search_due_ns = 0
-        self._window = -1
+        self._closer_until_ns = 0
         self._troubles: list[str] = []
         self._n_rows = 0
         self._ended_facts: list[dict[str, object]] = []
@@ -97,8 +98,14 @@ class CuptiProbe:
         self._start_ns = self._clock_ns()
         self._schedule(self._start_ns)
 
+    def look_closer(self, now_ns: int) -> None:
+        """Collect for one window from now on, whatever the schedule says."""
+        if self._options.window_ns is not None:
+            self._closer_until_ns = now_ns + self._options.window_ns
+            self.switch(True)
+
     def switch(self, is_on: bool) -> None:
-        """Switch collection on or off at once, besides the windows."""
+        """Switch collection on or off at once."""
         if self._rendezvous is not None and self._rendezvous.is_on != is_on:
             self._rendezvous.switch(
                 is_on, self._clock_ns(), graph_nodes=self._options.has_graph_nodes
@@ -167,20 +174,13 @@ class CuptiProbe:
 
     def _schedule(self, now_ns: int) -> None:
         """Follow the windows; without any it is on all the time."""
+        self.switch(self._is_due(now_ns))
+
+    def _is_due(self, now_ns: int) -> bool:
         window_ns, every_ns = self._options.window_ns, self._options.every_ns
-        if window_ns is None:
-            if self._window < 0:
-                self._window = 0
-                self.switch(True)
-            return
-        period_ns = max(every_ns or window_ns, window_ns)
-        number, place = divmod(now_ns - self._start_ns, period_ns)
-        if place < window_ns:
-            if number != self._window:
-                self._window = int(number)
-                self.switch(True)
-        elif self._rendezvous is not None and self._rendezvous.is_on:
-            self.switch(False)
+        if window_ns is None or now_ns < self._closer_until_ns:
+            return True
+        return every_ns is not None and (now_ns - self._start_ns) % every_ns < window_ns
 
     def _search(self) -> None:
         """Take in the rings of processes that were not known."""

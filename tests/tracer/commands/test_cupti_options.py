@@ -16,7 +16,8 @@ SECOND = 1_000_000_000
     (
         ((False, 2 * SECOND, 60 * SECOND, False, True), "need --cupti"),
         ((False, None, None, True, True), "need --cupti"),
-        ((True, 2 * SECOND, None, False, True), "both --window T and --every T"),
+        ((True, 2 * SECOND, None, False, True), "needs --every T or --trigger WHEN"),
+        ((True, None, 2 * SECOND, False, True), "--every T needs --window T"),
         ((True, 2 * SECOND, SECOND, False, True), "--every must be longer"),
         ((True, 1000, SECOND, False, True), "shorter than 100ms"),
     ),
@@ -24,6 +25,12 @@ SECOND = 1_000_000_000
 def test_contradictions_are_refused_with_the_way_out(options: tuple, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         parse_cupti(*options)
+
+
+def test_windows_may_come_with_triggers_alone() -> None:
+    options = parse_cupti(True, 2 * SECOND, None, False, False, True)
+    assert options is not None
+    assert (options.window_ns, options.every_ns) == (2 * SECOND, None)
 
 
 def test_another_library_of_the_same_kind_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
