@@ -42,7 +42,7 @@ def find_host_bound(facts: Facts) -> Finding | None:
 
 def find_sync_stall(facts: Facts) -> Finding:
     """Return whether waits of the host for the device drained its queue in every step."""
-    if not facts.timed:
+    if not facts.timed or facts.has_live_times:
         live = live_idle.find_sync_stall(facts)
         if live is not None:
             return live
@@ -53,7 +53,7 @@ def find_sync_stall(facts: Facts) -> Finding:
 
 def find_input_starvation(facts: Facts) -> Finding:
     """Return whether the device was idle in every step while the program loaded its input."""
-    if not facts.timed:
+    if not facts.timed or facts.has_live_times:
         live = live_idle.find_input_starvation(facts)
         if live is not None:
             return live
