@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: What installs it.
-INSTALL = "pip install 'gpu-wait-tracer[sql]'"
+INSTALL = "pip install duckdb"
 #: Files, extensions and variables of the caller are out of reach of a query.
 _SETTINGS: Any = {
     "enable_external_access": "false",

@@ -57,7 +57,7 @@ def test_the_two_commands_come_first():
 
 
 def test_the_notebook_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("duckdb", reason="pip install 'gpu-wait-tracer[sql]'")
+    pytest.importorskip("duckdb", reason="pip install duckdb")
     service = Service(seed=1)
     service.decode_until(service.start + 2 * S)
     service.session(tmp_path / "incident.tracer")

@@ -118,7 +118,7 @@ def write_duckdb(session: Session, attribution: Attribution, path: Path) -> int:
     except ImportError:
         raise LibraryError(
             "a DuckDB file needs DuckDB, which is not installed; install it with: "
-            "pip install 'gpu-wait-tracer[sql]'"
+            "pip install duckdb"
         ) from None
     n_rows = 0
     connection: Any = duckdb.connect(str(path))

@@ -11,7 +11,7 @@ from analysis.attribution import attribute
 from analysis.timeline import Session, TimelineError
 from tests.analysis.builder import MS, S, Service, SessionBuilder
 
-duckdb = pytest.importorskip("duckdb", reason="pip install 'gpu-wait-tracer[sql]'")
+duckdb = pytest.importorskip("duckdb", reason="pip install duckdb")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_nothing_else_can_be_read_or_written(session: Session, tmp_path: Path):
 
 def test_without_duckdb_the_error_says_how_to_get_it(session: Session, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    with pytest.raises(TimelineError, match=r"pip install 'gpu-wait-tracer\[sql\]'"):
+    with pytest.raises(TimelineError, match=r"pip install duckdb"):
         session.sql("SELECT 1")
 
 
