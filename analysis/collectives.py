@@ -9,6 +9,7 @@ not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -146,3 +147,12 @@ def _is_collective(start: Ints, end: Ints) -> bool:
         is_close.mean() >= UNMARKED_SHARE
         and np.median(late) >= UNMARKED_RATIO * max(float(np.median(spread)), 1_000.0)
     )
+
+
+def chance_of_last(n_ranks: int, n: int, k: int) -> float:
+    """Return the probability that some rank of ``n_ranks`` is last in at least ``k`` of ``n``
+    collectives if each is last by chance (at most; by the union bound).
+    """
+    p = 1 / n_ranks
+    tail = sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+    return min(1.0, n_ranks * tail)

@@ -10,13 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis import engine as words
 from analysis import intervals, quantiles
+from analysis.causes.engine_load import load_windows
 from analysis.engine import gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Finding, Status, Where
 from analysis.incomplete import MOST_MISSING, SHORTEST_NS, doubt, doubt_moment
+from analysis.threads import Launcher
+from analysis.waits import waits_of
+
+Ints = npt.NDArray[np.int64]
 
 #: Below this share of the recording with demand there is nothing to explain.
 LITTLE_DEMAND = 0.05
@@ -31,6 +37,9 @@ STALL_NS = 3_000_000_000
 #: device idle for this share of the demand, or seconds whose time between tokens differs so much.
 BLIND_IDLE_SHARE = 0.2
 BLIND_TOKEN_SPREAD = 1.7
+BLIND_FIRST_SPREAD = 5.0
+#: The load counts as the largest from this share of the most running requests on.
+MOST_LOAD = 0.75
 #: How much the time between tokens may rise for ten seconds over its median.
 TOKEN_RISE = 2.5
 _BLOCK_NS = 10_000_000_000
@@ -144,7 +153,7 @@ def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding
             Verdict("unknown", 0.5, Status.UNDECIDED, (), nothing.summary),
             [nothing],
         )
-    if facts.manifest.origin == "record" and _is_blind(facts):
+    if facts.manifest.source("cuda") is not None and _is_blind(facts):
         unseen = Finding(
             "unknown",
             Status.UNDECIDED,
@@ -214,6 +223,9 @@ def _signs(facts: Facts) -> list[_Sign]:
         if launcher is not None and not facts.is_demand_told:
             # Asleep without a request known: it may simply have waited for work.
             idle = intervals.subtract(idle, launcher.states["asleep"])
+        elif launcher is not None:
+            # Asleep until another process sends something: requests come one by one.
+            idle = intervals.subtract(idle, _between_requests(facts, launcher))
         share = intervals.total(idle) / facts.demand_ns
         if share >= IDLE_SHARE:
             name = "the device" if device is None else f"device {device}"
@@ -225,7 +237,7 @@ def _signs(facts: Facts) -> list[_Sign]:
                 )
             )
         samples = facts.utilisation(device)
-        mean = samples.mean(demand) if samples is not None else None
+        mean = samples.mean(_at_most_load(facts)) if samples is not None else None
         told = facts.is_demand_told and facts.demand_ns > 3 * 10**9
         most = BLIND_IDLE_SHARE if _is_blind(facts) else 2 * IDLE_SHARE
         if mean is not None and told and mean[1] >= 3 and mean[0] < 100 * (1 - most):
@@ -241,6 +253,30 @@ def _signs(facts: Facts) -> list[_Sign]:
     signs.extend(_engine_signs(facts))
     signs.extend(_open_signs(facts))
     return signs
+
+
+def _between_requests(facts: Facts, launcher: Launcher) -> Ints:
+    """When the launching thread slept until another process woke it, while nobody waited."""
+    waits = waits_of(launcher)
+    by_other = ~np.isin(waits.waker_pid, [launcher.pid, *facts.processes])
+    spans = intervals.union(waits.spans[by_other])
+    waiting = facts.engine.gauge(words.WAITING) if facts.engine is not None else None
+    if waiting is None or (waiting.value > 0).mean() > LITTLE_DEMAND:
+        return intervals.EMPTY
+    return spans
+
+
+def _at_most_load(facts: Facts) -> Ints:
+    """The time with demand in which about as many requests ran as ever: with few of them a device
+    has nothing to do for good reasons.
+    """
+    running = facts.engine.gauge(words.RUNNING) if facts.engine is not None else None
+    if running is None or len(running.time) < 2:
+        return facts.demand
+    both = np.minimum(running.value[1:], running.value[:-1])
+    many = both >= MOST_LOAD * float(running.value.max())
+    spans = intervals.union(intervals.make(running.time[:-1][many], running.time[1:][many]))
+    return intervals.intersect(spans, facts.demand) if len(spans) else facts.demand
 
 
 def _open_signs(facts: Facts) -> list[_Sign]:
@@ -338,24 +374,43 @@ def _is_blind(facts: Facts) -> bool:
 
 
 def _spread(engine: words.EngineSeries) -> list[_Sign]:
-    """Seconds of the same recording in which tokens took much longer than in others."""
+    """Seconds of the same recording in which tokens, first or further, took much longer than in
+    others.
+    """
     means = engine.mean(words.INTER_TOKEN, engine.time)
     if means is None:
-        return []
-    means = means[np.isfinite(means)]
-    low, high = quantiles.quantile(means, 0.1), quantiles.quantile(means, 0.9)
-    if len(means) < 5 or low is None or high is None or low.value <= 0:
-        return []
-    ratio = high.value / low.value
-    if ratio < BLIND_TOKEN_SPREAD:
-        return []
-    return [
-        _Sign(
-            f"the time between tokens differed {ratio:.1f} times between seconds",
-            Evidence("inter_token_spread", round(ratio, 2), "ratio", len(means), "engine_sample"),
-            1 - 1 / ratio,
+        means = _gaps(engine)
+    first = engine.mean(words.TTFT, engine.time)
+    signs = []
+    for name, values, most in (
+        ("the time between tokens", means, BLIND_TOKEN_SPREAD),
+        ("the time to first token", first, BLIND_FIRST_SPREAD),
+    ):
+        known = np.empty(0) if values is None else values[np.isfinite(values)]
+        low, high = quantiles.quantile(known, 0.1), quantiles.quantile(known, 0.9)
+        if len(known) < 5 or low is None or high is None or low.value <= 0:
+            continue
+        ratio = high.value / low.value
+        if ratio < most:
+            continue
+        signs.append(
+            _Sign(
+                f"{name} differed {ratio:.1f} times between seconds",
+                Evidence("spread", round(ratio, 2), "ratio", len(known), "engine_sample"),
+                1 - 1 / ratio,
+            )
         )
-    ]
+    return signs
+
+
+def _gaps(engine: words.EngineSeries) -> npt.NDArray[np.float64]:
+    """What a running request waited for a token in each second, by those that came, s."""
+    load = load_windows(engine, 5)
+    if load is None:
+        return np.empty(0)
+    some = (np.nan_to_num(load.generated) > 0) & (load.running > 0)
+    result: npt.NDArray[np.float64] = (load.running * load.length_ns / 1e9)[some]
+    return result / load.generated[some]
 
 
 def _unknown(facts: Facts, ranked: list[Finding], signs: list[_Sign]) -> Finding:
@@ -409,6 +464,9 @@ def _healthy(facts: Facts) -> Verdict:
     sources = ("cuda_call", "offcpu", "gpu_sample", "engine_sample", "gpu_activity")
     n_sources = sum(facts.session.has(name) for name in sources)
     confidence = (0.55, 0.65, 0.75, 0.85, 0.92, 0.95)[n_sources] * facts.trust("cuda", "engine")
+    if _is_blind(facts):
+        # What delays the launching side would not show.
+        confidence *= 0.85
     used = [
         mean
         for device in facts.devices

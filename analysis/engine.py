@@ -35,6 +35,7 @@ PREEMPTIONS = "preemptions"
 KV_USAGE = "kv_usage"
 KV_POOL = "kv_pool_tokens"
 FINISHED = "requests_finished"
+FAILED = "requests_failed"
 RECEIVED = "requests_received"
 LIMIT = "requests_max"
 QUEUE = "queue_seconds"
@@ -200,6 +201,18 @@ class EngineSeries:
                 parts.append(intervals.make(tokens.time[:-1][grew], tokens.time[1:][grew]))
         return intervals.union(np.concatenate(parts))
 
+    @cached_property
+    def certain_demand(self) -> Ints | None:
+        """Disjoint intervals between scrapes at both of which a request ran or waited; None where
+        neither is exposed.
+        """
+        gauges = [item for word in (RUNNING, WAITING) if (item := self.gauge(word)) is not None]
+        if not gauges or len(self.time) == 0:
+            return None
+        total = np.sum([_latest(item.time, item.value, self.time) for item in gauges], axis=0)
+        both = (total[1:] > 0) & (total[:-1] > 0)
+        return intervals.union(intervals.make(self.time[:-1][both], self.time[1:][both]))
+
     def buckets(self, metric: str, edges: Ints) -> Buckets | None:
         """Return the samples of a histogram by window and bucket, None where its buckets are not
         in :data:`WITH_BUCKETS` or were not recorded.
@@ -261,6 +274,7 @@ def load_engine(session: Session) -> EngineSeries | None:
         KV_USAGE,
         KV_POOL,
         FINISHED,
+        FAILED,
         RECEIVED,
         LIMIT,
         QUEUE,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import intervals
+from analysis import intervals, quantiles
 from analysis.calls import Calls, load_calls
 from analysis.device import Steps, process_steps
 from analysis.device_coverage import load_coverage, of_processes
@@ -21,7 +21,7 @@ from analysis.gpu import GpuSamples, Samples, load_gpu
 from analysis.idleness import Idleness, timed_devices
 from analysis.threads import Absences, Launcher, load_absences
 from analysis.timeline import Session
-from analysis.waits import children, on_cpu, waits_of
+from analysis.waits import children, thread_shares, waits_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -31,6 +31,8 @@ PAUSE_NS = 10_000_000
 #: was asked" from here on, where no engine tells the demand. An engine or training loop that has
 #: work pauses for less than a tenth of a second; a shorter sleep is charged to the host.
 QUIET_NS = 100_000_000
+#: Waits are of like length when they differ by at most this (deviation over mean).
+REGULAR = 0.35
 #: The same where the scheduler was not recorded, so that a sleep cannot be told from computing.
 UNSEEN_QUIET_NS = 1_000_000_000
 
@@ -220,13 +222,29 @@ class Facts:
             own = (waits.waker_pid == pid) & (waits.waker_tid != self.launchers[pid].tid)
             if workers and own.any():
                 span_ns = self.end_ns - self.start_ns
-                busy = on_cpu(self.session, {pid, *workers}, span_ns) or {}
-                computing = sum(part for (one, _tid), part in busy.items() if one in workers)
-                idle = [tid for (one, tid), part in busy.items() if one == pid and part < 0.1]
+                told = thread_shares(self.session, {pid, *workers}, span_ns) or {}
+                computing = sum(item.wanted for (one, _), item in told.items() if one in workers)
+                idle = [
+                    tid for (one, tid), item in told.items() if one == pid and item.wanted < 0.1
+                ]
                 if computing >= 0.5:
                     by_worker |= own & np.isin(waits.waker_tid, idle)
             self._input_waits[pid] = waits.spans[by_worker]
         return self._input_waits[pid]
+
+    def regular_waits(self, pid: int) -> Ints:
+        """Return when the launching thread of a process slept until another process woke it that
+        is not known as its worker, as ``(n, 2)`` ns; none where these waits differ much in length.
+        """
+        waits = waits_of(self.launchers[pid])
+        by_other = (waits.waker_pid > 0) & (waits.waker_pid != pid)
+        spans = waits.spans[by_other & ~np.isin(waits.waker_pid, self.processes)]
+        length = spans[:, 1] - spans[:, 0]
+        spans = spans[2 * length > (quantiles.median(length) or 0)]
+        length = spans[:, 1] - spans[:, 0]
+        if len(spans) == 0 or float(length.std()) > REGULAR * float(length.mean()):
+            return intervals.EMPTY
+        return spans
 
     @cached_property
     def _input_waits(self) -> dict[int, Ints]:
@@ -243,7 +261,7 @@ class Facts:
             return np.stack((own["start_ns"].to_numpy(), own["size_bytes"].to_numpy()), axis=1)
 
         parts = self.session.collect("cuda_call", columns, convert)
-        rows = np.concatenate(parts) if parts else intervals.EMPTY
+        rows: Ints = np.concatenate(parts) if parts else intervals.EMPTY
         return rows[np.argsort(rows[:, 0], kind="stable")]
 
     @cached_property
@@ -373,7 +391,7 @@ class Facts:
         # A thread is snapshot at its own moment; one sampling round takes well under a second.
         is_last = pc.greater_equal(rows["time_ns"], last.as_py() - 1_000_000_000)
         rows = rows.filter(pc.and_(is_last, pc.equal(rows["depth"], 0)))
-        latest = {row["call_id"]: row for row in rows.to_pylist()}
+        latest = {(row["pid"], row["tid"], row["call_id"]): row for row in rows.to_pylist()}
         return list(latest.values())
 
     @cached_property
@@ -384,8 +402,11 @@ class Facts:
         told = self.engine.demand if self.engine is not None else None
         parts = [self._active(pid) for pid in self.processes]
         if told is not None:
-            # An engine that launches has work, also before its gauges say so.
-            parts.append(told)
+            # An engine that launches has work, also before its gauges say so. Where its sleeps are
+            # known too, they tell better what lies between two scrapes.
+            certain = self.engine.certain_demand if self.engine is not None else None
+            is_seen = bool(self.processes) and self.absences is not None
+            parts.append(certain if is_seen and certain is not None else told)
         timed = [spans for kinds in self.activity.values() for spans in kinds.values()]
         ran = intervals.union(np.concatenate(timed)) if timed else intervals.EMPTY
         parts.append(_bridge(ran, UNSEEN_QUIET_NS))

@@ -138,22 +138,64 @@ def _history(facts: Facts, since: int) -> dict[int, dict[str | int, Ints]]:
     kinds = pa.array(["launch", "graph_launch", "collective"])
     rows = rows.filter(pc.and_(pc.is_in(rows["kind"], kinds), pc.equal(rows["depth"], 0)))
     names = _names(facts)
-    found: dict[int, dict[str | int, list[int]]] = {}
-    for start, pid, kind, function, kernel in zip(
-        *(rows[name].to_pylist() for name in ("start_ns", "pid", "kind", "function", "kernel")),
-        strict=True,
-    ):
-        if kind == "collective":
-            key: str | int = f"nccl call {function}"
-        elif kernel is None:
-            continue
-        else:
-            key = names.get((pid, kernel), kernel)
-        found.setdefault(pid, {}).setdefault(key, []).append(start)
-    return {
-        pid: {key: np.array(times, dtype=np.int64) for key, times in own.items()}
-        for pid, own in found.items()
-    }
+    is_call = pc.equal(rows["kind"], "collective")
+    found: dict[int, dict[str | int, Ints]] = {}
+    calls, launches = rows.filter(is_call), rows.filter(pc.invert(is_call))
+    for pid, function, times in _grouped(calls, "function"):
+        _add(found, pid, f"nccl call {function}", times)
+    for pid, kernel, times in _grouped(launches, "kernel"):
+        _add(found, pid, names.get((pid, kernel), kernel), times)
+    return found
+
+
+def _grouped(rows: pa.Table, column: str) -> list[tuple[int, Any, Ints]]:
+    """Times of rows by process and value of a column, nulls left out."""
+    rows = rows.filter(pc.is_valid(rows[column]))
+    if rows.num_rows == 0:
+        return []
+    codes = rows[column].combine_chunks().dictionary_encode()
+    if isinstance(codes, pa.ChunkedArray):
+        codes = codes.combine_chunks()
+    index = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    values = codes.dictionary.to_pylist()
+    pid = rows["pid"].to_numpy().astype(np.int64)
+    start = rows["start_ns"].to_numpy()
+    keys, inverse = np.unique(pid * len(values) + index, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    parts = np.split(start[order], np.cumsum(np.bincount(inverse))[:-1])
+    return [
+        (key // len(values), values[key % len(values)], part)
+        for key, part in zip(keys.tolist(), parts, strict=True)
+    ]
+
+
+def _add(found: dict[int, dict[str | int, Ints]], pid: int, key: str | int, times: Ints) -> None:
+    own = found.setdefault(pid, {})
+    former = own.get(key)
+    own[key] = times if former is None else np.sort(np.concatenate((former, times)))
+
+
+def collectives_by_process(facts: Facts) -> dict[int, Ints]:
+    """Return when each process launched collectives, ns: calls of a collective library, and
+    launches of kernels that are named like one; nothing for a single device.
+    """
+    if len({facts.device_of[pid] for pid in facts.processes}) < 2:
+        return {}
+    named = [kernel for (_pid, kernel), name in _names(facts).items() if _is_collective(name)]
+    columns = ("start_ns", "pid", "kind", "depth", "kernel")
+
+    def convert(part: pa.Table) -> pa.Table:
+        is_call = pc.equal(part["kind"], "collective")
+        is_kernel = pc.fill_null(pc.is_in(part["kernel"], pa.array(named, pa.uint64())), False)
+        is_one = pc.and_(pc.equal(part["depth"], 0), pc.or_(is_call, is_kernel))
+        return part.filter(is_one).select(["start_ns", "pid"])
+
+    parts = facts.session.collect("cuda_call", columns, convert)
+    if not parts:
+        return {}
+    rows = pa.concat_tables(parts)
+    pid, start = rows["pid"].to_numpy(), rows["start_ns"].to_numpy()
+    return {int(one): np.sort(start[pid == one]) for one in np.unique(pid)}
 
 
 def _names(facts: Facts) -> dict[tuple[int, int], str]:

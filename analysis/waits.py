@@ -80,20 +80,36 @@ def children(session: Session, pid: int) -> set[int]:
     return found - {pid}
 
 
-def on_cpu(session: Session, pids: set[int], span_ns: int) -> dict[tuple[int, int], float] | None:
-    """Return the share of a recording that each thread (pid, tid) of some processes was on a CPU;
-    None where threads were not sampled.
+@dataclass(frozen=True)
+class ThreadShare:
+    """Share of a recording that a thread was on a CPU, and ready for one, in [0, 1]."""
+
+    running: float
+    waiting: float
+
+    @property
+    def wanted(self) -> float:
+        """Share in which it wanted a CPU."""
+        return self.running + self.waiting
+
+
+def thread_shares(
+    session: Session, pids: set[int], span_ns: int
+) -> dict[tuple[int, int], ThreadShare] | None:
+    """Return what each thread (pid, tid) of some processes did over a recording; None where
+    threads were not sampled.
     """
     if not session.has("thread_second"):
         return None
-    rows = session.table("thread_second", columns=["start_ns", "pid", "tid", "running_ns"])
-    mask = np.isin(rows["pid"].to_numpy(), list(pids))
-    rows = rows.filter(mask)
+    columns = ["start_ns", "pid", "tid", "running_ns", "waiting_ns"]
+    rows = session.table("thread_second", columns=columns)
+    rows = rows.filter(np.isin(rows["pid"].to_numpy(), list(pids)))
     if rows.num_rows == 0:
         return None
-    sums = rows.group_by(["pid", "tid"]).aggregate([("running_ns", "sum")])
-    columns = (sums[name].to_pylist() for name in ("pid", "tid", "running_ns_sum"))
+    sums = rows.group_by(["pid", "tid"]).aggregate([("running_ns", "sum"), ("waiting_ns", "sum")])
+    names = ("pid", "tid", "running_ns_sum", "waiting_ns_sum")
+    span = max(span_ns, 1)
     return {
-        (int(pid), int(tid)): float(ns or 0) / max(span_ns, 1)
-        for pid, tid, ns in zip(*columns, strict=True)
+        (int(pid), int(tid)): ThreadShare(float(ran or 0) / span, float(waited or 0) / span)
+        for pid, tid, ran, waited in zip(*(sums[name].to_pylist() for name in names), strict=True)
     }

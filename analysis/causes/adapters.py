@@ -69,6 +69,8 @@ def find_adapter_thrash(facts: Facts) -> Finding:
     now, usual = quantiles.median(n_bytes[inside]), quantiles.median(n_bytes[~inside])
     if now is None:
         now = 0.0
+    if int((~inside).sum()) < N_SCRAPES:
+        usual = None
     finding.evidence.append(
         Evidence("copied_to_device", round(now), "bytes/s", int(inside.sum()), "cuda_call")
     )

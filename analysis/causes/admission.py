@@ -39,7 +39,7 @@ def find_remote_wait(facts: Facts) -> Finding:
 def _find(facts: Facts, cause: str) -> Finding:
     engine = facts.engine
     load = load_windows(engine, N_HELD) if engine is not None else None
-    if engine is None or load is None:
+    if engine is None or load is None or not engine.has(words.WAITING):
         return Finding(
             cause,
             Status.NOT_APPLICABLE,

@@ -28,7 +28,8 @@ class Load:
     Attributes:
         edges: Begins of the windows and the end of the last, ns.
         running: Requests in the batch, the larger of both ends.
-        waiting: Requests that wait, the smaller of both ends: they waited all the window.
+        waiting: Requests that wait, the smaller of both ends: they waited all the window; 0 where
+            that is not exposed.
         generated: Tokens generated.
         prompts: Prompt tokens, counted when a request's first token comes.
         preempted: Requests preempted.
@@ -61,20 +62,25 @@ class Load:
         return intervals.union(intervals.make(self.edges[:-1][windows], self.edges[1:][windows]))
 
     def token_gap(self, windows: Flags) -> tuple[float, int] | None:
-        """Return the mean time between tokens in some windows in s, and how many tokens."""
+        """Return the mean time between tokens in some windows in s, and how many tokens: as the
+        engine tells it, else by the tokens that a running request got.
+        """
         if self.token_seconds is None:
-            return None
+            known = windows & np.isfinite(self.generated) & (self.running > 0)
+            n = float(self.generated[known].sum())
+            spent = float((self.running * self.length_ns / 1e9)[known].sum())
+            return (spent / max(n, 1.0), int(n)) if spent > 0 else None
         known = windows & np.isfinite(self.token_seconds) & np.isfinite(self.n_token_gaps)
         n = float(self.n_token_gaps[known].sum())
         return (float(self.token_seconds[known].sum()) / n, int(n)) if n > 0 else None
 
 
 def load_windows(engine: EngineSeries, n_min: int) -> Load | None:
-    """Return the load of an engine, None with fewer than ``n_min`` windows or without gauges of
-    running and waiting requests.
+    """Return the load of an engine, None with fewer than ``n_min`` windows or without a gauge of
+    running requests.
     """
     running, waiting = engine.gauge(words.RUNNING), engine.gauge(words.WAITING)
-    if running is None or waiting is None or len(engine.time) < n_min + 1:
+    if running is None or len(engine.time) < n_min + 1:
         return None
     index = (engine.time - engine.time[0]) // _WINDOW_NS
     edges = engine.time[np.flatnonzero(np.diff(index, prepend=-1) > 0)]
@@ -87,7 +93,7 @@ def load_windows(engine: EngineSeries, n_min: int) -> Load | None:
     arrived = None
     if received is not None:
         arrived = received.between(edges)
-    elif done is not None:
+    elif done is not None and waiting is not None:
         inside = gauge_at(running, edges) + gauge_at(waiting, edges)
         arrived = np.maximum(done + np.diff(inside), 0.0)
     gaps = engine.series(words.INTER_TOKEN, "sum")
@@ -96,7 +102,7 @@ def load_windows(engine: EngineSeries, n_min: int) -> Load | None:
     return Load(
         edges=edges,
         running=_ends(running, edges, np.maximum),
-        waiting=_ends(waiting, edges, np.minimum),
+        waiting=np.zeros(len(edges) - 1) if waiting is None else _ends(waiting, edges, np.minimum),
         generated=_between(engine.counter(words.GENERATION_TOKENS), edges, unknown),
         prompts=_between(engine.counter(words.PROMPT_TOKENS), edges, unknown),
         preempted=_between(engine.counter(words.PREEMPTIONS), edges, unknown),

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import engine as words
-from analysis import intervals, quantiles
+from analysis import intervals
 from analysis.causes.declaration import Cause, Needs
-from analysis.engine import gauge_at
+from analysis.engine import EngineSeries, Series
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 
@@ -27,25 +27,28 @@ SATURATED = 0.85
 ONE_AT_A_TIME = 1.15
 #: Share of the seconds that must be so.
 MOST = 0.7
-#: Seconds, and scrapes, that a statement needs.
+#: Share of the wanted time that it waits for a CPU, from which others keep the front end from it.
+STARVED = 0.4
+#: Seconds, scrapes and requests that a statement needs.
 N_SECONDS = 4
+N_REQUESTS = 5
 #: Share of the scrapes in which no request may wait in the engine.
 NO_QUEUE = 0.9
 #: Requests that must be in front of the engine at a typical moment, by Little's law.
 INSIDE = 1.5
+INSIDE_AT_LEAST = 0.5
 #: Utilisation in % from which the device is not waiting for requests.
 USED_PCT = 75.0
 
 
 @dataclass(frozen=True)
 class _Process:
-    """A process that launches nothing, second by second: how much of a CPU its threads wanted."""
+    """A process that launches nothing, second by second: CPUs that its threads wanted and had."""
 
     pid: int
     wanted: Floats
     running: Floats
     busiest: Floats
-    n_threads: int
 
     @property
     def is_saturated(self) -> Flags:
@@ -55,88 +58,49 @@ class _Process:
         return result
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Requests before the engine: how many at a typical moment, how long each in s, and of how
+    many that is told.
+    """
+
+    requests: float
+    wait_s: float
+    n: int
+
+
 def find_frontend(facts: Facts) -> Finding:
     """Return whether requests were prepared more slowly than the engine could serve them."""
     engine = facts.engine
+    held = _held(engine) if engine is not None else None
     waiting = engine.gauge(words.WAITING) if engine is not None else None
-    running = engine.gauge(words.RUNNING) if engine is not None else None
-    if (
-        engine is None
-        or waiting is None
-        or running is None
-        or len(engine.time) < N_SECONDS
-        or not facts.processes
-    ):
+    if engine is not None and waiting is not None and (held is None or held.requests < INSIDE):
+        busy = _saturated(facts, waiting, held)
+        if busy is not None:
+            return busy
+    if engine is None or held is None or waiting is None or len(engine.time) < N_SECONDS:
         return Finding(
             FRONTEND,
             Status.NOT_APPLICABLE,
-            undecided_because="running and waiting requests of an engine, and which process "
-            "launches, are not in the recording for long enough; record with --engine URL",
+            undecided_because="an engine's requests and their times to first token are not in the "
+            "recording for long enough; record with --engine URL",
         )
     finding = Finding(FRONTEND, Status.NOT_FOUND, confidence=0.85)
-    processes = _processes(facts)
-    busiest = max(processes, key=lambda item: float(item.is_saturated.mean()), default=None)
-    if busiest is None or len(busiest.wanted) < N_SECONDS:
-        finding.excluded.append(
-            Exclusion(FRONTEND, "no process beside those that launch was sampled for long enough")
-        )
-        return finding
-    share = float(busiest.is_saturated.mean())
-    typical = quantiles.median(busiest.wanted) or 0.0
-    n = len(busiest.wanted)
-    finding.where = Where(busiest.pid, process=facts.process_name(busiest.pid))
-    finding.evidence = [
-        Evidence("front_end_wants_cpu", round(100 * typical), "%", n, "thread_second"),
-        Evidence("seconds_saturated", round(100 * share), "%", n, "thread_second"),
-    ]
-    if share < MOST:
-        finding.excluded.append(
-            Exclusion(
-                FRONTEND,
-                f"the front end (pid {busiest.pid}) was saturated in {100 * share:.0f} % of the "
-                "seconds",
-            )
-        )
-        return finding
     empty = float((waiting.value <= 0).mean())
-    finding.evidence.append(
-        Evidence(
-            "scrapes_without_queue", round(100 * empty), "%", len(waiting.value), "engine_sample"
-        )
-    )
-    if empty < NO_QUEUE:
-        finding.excluded.append(
-            Exclusion(
-                FRONTEND,
-                f"requests waited in the engine in {100 * (1 - empty):.0f} % of the scrapes: it "
-                "had enough of them",
-            )
-        )
-        return finding
-    return _decide(facts, finding, busiest, gauge_at(running, engine.time))
-
-
-def _decide(facts: Facts, finding: Finding, process: _Process, running: Floats) -> Finding:
-    inside = _inside(facts)
-    if inside is None:
-        finding.status, finding.confidence, finding.lost_share = Status.UNDECIDED, 0.3, 0.1
-        finding.undecided_because = (
-            f"the process {process.pid} keeps a CPU busy, but the engine does not expose the times "
-            "to first token, which tell whether requests are held in front of it"
-        )
-        finding.settled_by = "an engine that exposes them, or what that process does (a profile)"
-        return finding
-    held, wait, n = inside
-    finding.evidence += [
-        Evidence("requests_in_front_end", round(held, 1), "requests", n, "engine_sample"),
-        Evidence("seconds_in_front_end", round(wait, 3), "s", n, "engine_sample"),
+    finding.evidence = [
+        Evidence("requests_in_front_end", round(held.requests, 1), "requests", held.n, ""),
+        Evidence("seconds_in_front_end", round(held.wait_s, 3), "s", held.n, "engine_sample"),
+        Evidence("scrapes_without_queue", round(100 * empty), "%", len(waiting.value), ""),
     ]
-    if held < INSIDE:
+    if held.requests < INSIDE or empty < NO_QUEUE:
         finding.excluded.append(
             Exclusion(
                 FRONTEND,
-                f"requests spent {1e3 * wait:.0f} ms before the engine, {held:.1f} at a time: a "
-                "busy process there held none up",
+                f"requests spent {1e3 * held.wait_s:.0f} ms before the engine, "
+                f"{held.requests:.1f} at a time: none was held up there"
+                if held.requests < INSIDE
+                else f"requests waited in the engine in {100 * (1 - empty):.0f} % of the scrapes: "
+                "it had enough of them",
             )
         )
         return finding
@@ -147,65 +111,146 @@ def _decide(facts: Facts, finding: Finding, process: _Process, running: Floats) 
         if (samples := facts.utilisation(device)) is not None
         and (mean := samples.mean(whole)) is not None
     ]
-    name = f"{finding.where.process or 'the front end'} (pid {process.pid})"
-    text = (
-        f"{name} wanted {100 * float(np.median(process.wanted)):.0f} % of a CPU with one thread at "
-        f"a time, {held:.0f} requests were before the engine at a typical moment and none waited "
-        "in it"
-    )
-    if not used:
-        finding.status, finding.confidence = Status.UNDECIDED, 0.5
-        finding.undecided_because = f"{text}, but nothing tells whether the device was idle"
-        finding.settled_by = "gpu_sample: tracer record --pid PID with NVML"
-        finding.lost_share = 0.1
-        return finding
-    top = max(used)
-    finding.evidence += [
-        Evidence("utilisation", round(top[0], 1), "%", top[1], "gpu_sample"),
-        Evidence("running", round(float(running.mean()), 1), "requests", len(running), ""),
-    ]
-    if top[0] >= USED_PCT:
-        finding.excluded.append(
-            Exclusion(FRONTEND, f"the device was {top[0]:.0f} % utilised all the same")
+    top = max(used, default=None)
+    if top is not None:
+        finding.evidence.append(
+            Evidence("utilisation", round(top[0], 1), "%", top[1], "gpu_sample")
         )
-        return finding
-    span = facts.complete_ns - facts.start_ns
+        if top[0] >= USED_PCT:
+            finding.excluded.append(
+                Exclusion(FRONTEND, f"the device was {top[0]:.0f} % utilised all the same")
+            )
+            return finding
     finding.start_ns, finding.end_ns = facts.start_ns, facts.complete_ns
-    finding.lost_ns = int(span * (1 - top[0] / 100))
-    finding.lost_share = 1 - top[0] / 100
-    delayed = float((process.wanted - process.running).mean() / max(process.wanted.mean(), 1e-9))
-    finding.evidence.append(
-        Evidence("of_which_waited_for_cpu", round(100 * delayed), "%", len(process.wanted), "")
+    finding.lost_share = 1 - top[0] / 100 if top is not None else 0.3
+    finding.lost_ns = int((facts.complete_ns - facts.start_ns) * finding.lost_share)
+    return _decide(facts, finding, held, is_used_known=top is not None)
+
+
+def _saturated(facts: Facts, waiting: Series, held: _Held | None) -> Finding | None:
+    """A saturated process beside an engine in which nobody waits and a device with room: undecided
+    where the times to first token do not tell that requests are held; None for nothing such.
+    """
+    if held is not None and held.requests < INSIDE_AT_LEAST:
+        return None
+    found = [item for item in _processes(facts) if len(item.wanted) >= N_SECONDS]
+    whole = intervals.make([facts.start_ns], [facts.complete_ns])
+    used = [
+        mean[0]
+        for device in facts.devices
+        if (samples := facts.utilisation(device)) is not None
+        and (mean := samples.mean(whole)) is not None
+    ]
+    busiest = max(found, key=lambda item: float(item.is_saturated.mean()), default=None)
+    if busiest is None or float(busiest.is_saturated.mean()) < MOST or not used:
+        return None
+    if max(used) >= USED_PCT or float((waiting.value <= 0).mean()) < NO_QUEUE:
+        return None
+    name = facts.process_name(busiest.pid)
+    return Finding(
+        FRONTEND,
+        Status.UNDECIDED,
+        confidence=0.5,
+        start_ns=facts.start_ns,
+        end_ns=facts.complete_ns,
+        where=Where(busiest.pid, process=name),
+        lost_share=1 - max(used) / 100,
+        lost_ns=int((1 - max(used) / 100) * facts.demand_ns),
+        evidence=[
+            Evidence(
+                "seconds_saturated",
+                round(100 * float(busiest.is_saturated.mean())),
+                "%",
+                len(busiest.wanted),
+                "thread_second",
+            ),
+            Evidence("utilisation", round(max(used), 1), "%", None, "gpu_sample"),
+        ],
+        undecided_because=f"{name or 'a process'} (pid {busiest.pid}) keeps a CPU busy with one "
+        f"thread at a time while nobody waits in the engine and the device is {max(used):.0f} % "
+        "utilised, but whether requests are held there is not told",
+        settled_by="the times to first token and of prefill of the engine, or a profile of that "
+        "process",
     )
-    finding.status = Status.FOUND
-    finding.confidence = 0.88 * facts.trust("engine", "thread", "nvml")
-    finding.summary = (
-        f"{text[0].upper()}{text[1:]}: requests are prepared more slowly than they are served, and "
-        f"the device is {top[0]:.0f} % utilised."
+
+
+def _decide(facts: Facts, finding: Finding, held: _Held, *, is_used_known: bool) -> Finding:
+    """Requests are held before the engine: is it the CPU of the front end that holds them?"""
+    processes = [item for item in _processes(facts) if len(item.wanted) >= N_SECONDS]
+    if not facts.processes:
+        # The engine itself would count as a front end.
+        processes = []
+    busiest = max(processes, key=lambda item: float(np.median(item.wanted)), default=None)
+    text = (
+        f"{held.requests:.0f} requests were before the engine at a typical moment, "
+        f"{held.wait_s:.1f} s each, and none waited in it"
     )
-    if delayed >= 0.5:
-        finding.summary += f" It waited for a CPU for {100 * delayed:.0f} % of that."
-    finding.excluded.append(Exclusion("queue.overload", "no request waited in the engine"))
+    starved = False
+    if busiest is not None:
+        name = facts.process_name(busiest.pid)
+        finding.where = Where(busiest.pid, process=name)
+        n = len(busiest.wanted)
+        share = float(busiest.is_saturated.mean())
+        delayed = 1 - float(busiest.running.sum()) / max(float(busiest.wanted.sum()), 1e-9)
+        typical = float(np.median(busiest.wanted))
+        finding.evidence += [
+            Evidence("front_end_wants_cpu", round(100 * typical), "%", n, "thread_second"),
+            Evidence("seconds_saturated", round(100 * share), "%", n, "thread_second"),
+            Evidence("of_which_waited_for_cpu", round(100 * delayed), "%", n, "thread_second"),
+        ]
+        starved = delayed >= STARVED and typical >= SATURATED / 2
+        text += (
+            f"; {name or 'the front end'} (pid {busiest.pid}) wanted {100 * typical:.0f} % of a CPU"
+        )
+        if share >= MOST or starved:
+            if is_used_known:
+                finding.status = Status.FOUND
+                finding.confidence = (0.88 if share >= MOST else 0.75) * facts.trust(
+                    "engine", "thread", "nvml"
+                )
+                finding.summary = (
+                    f"{text[0].upper()}{text[1:]}: requests are prepared more slowly than they are "
+                    "served."
+                )
+                if starved:
+                    finding.summary += f" It waited for a CPU for {100 * delayed:.0f} % of that."
+                finding.excluded.append(
+                    Exclusion("queue.overload", "no request waited in the engine")
+                )
+                return finding
+            finding.undecided_because = f"{text}, but nothing tells whether the device was idle"
+            finding.settled_by = "gpu_sample: tracer record --pid PID with NVML"
+    finding.status, finding.confidence = Status.UNDECIDED, 0.55
+    finding.undecided_because = finding.undecided_because or (
+        f"{text}: what holds them there is not told by the CPU time of its processes"
+    )
+    finding.settled_by = finding.settled_by or (
+        "a recording of the whole service (the front end's pid), or a profile of the front end"
+    )
     return finding
 
 
-def _inside(facts: Facts) -> tuple[float, float, int] | None:
-    """Requests before the engine at a typical moment, how long each in s, and how many were seen:
-    the time to first token without prefill, as no request waits in the engine.
-    """
-    engine = facts.engine
-    assert engine is not None
-    edges = np.array([engine.time[0], engine.time[-1]], dtype=np.int64)
-    first = engine.mean(words.TTFT, edges)
-    count = engine.series(words.TTFT, "count")
-    prefill = engine.mean(words.PREFILL_SECONDS, edges)
-    if first is None or count is None or not np.isfinite(first[0]):
+def _held(engine: EngineSeries) -> _Held | None:
+    """What the time to first token tells beside prefill, or beside the requests that run."""
+    first = engine.series(words.TTFT, "count")
+    if first is None or len(first.time) < N_SECONDS:
         return None
-    computing = 0.0 if prefill is None or not np.isfinite(prefill[0]) else float(prefill[0])
-    n = float(count.increase().sum())
-    rate = n / max((int(edges[1]) - int(edges[0])) / 1e9, 1e-9)
-    wait = max(float(first[0]) - computing, 0.0)
-    return rate * wait, wait, round(n)
+    edges = np.array([first.time[0], first.time[-1]], dtype=np.int64)
+    mean = engine.mean(words.TTFT, edges)
+    n = float(first.increase().sum())
+    if mean is None or not np.isfinite(mean[0]) or n < N_REQUESTS:
+        return None
+    seconds = max((int(edges[1]) - int(edges[0])) / 1e9, 1e-9)
+    prefill = engine.mean(words.PREFILL_SECONDS, edges)
+    if prefill is not None and np.isfinite(prefill[0]):
+        wait = max(float(mean[0]) - float(prefill[0]), 0.0)
+    else:
+        running = engine.gauge(words.RUNNING)
+        if running is None:
+            return None
+        # At most the running requests were in their prefill.
+        wait = max(float(mean[0]) - float(running.value.mean()) * seconds / n, 0.0)
+    return _Held(n / seconds * wait, wait, round(n))
 
 
 def _processes(facts: Facts) -> list[_Process]:
@@ -223,22 +268,41 @@ def _processes(facts: Facts) -> list[_Process]:
         wanted=rows["running_ns"] + rows["waiting_ns"],
     )
     # The last second is cut short by the end.
-    rows = rows[rows["second"] < (facts.end_ns - facts.start_ns) // 1_000_000_000]
+    n_seconds = (facts.end_ns - facts.start_ns) // 1_000_000_000
+    rows = rows[rows["second"] < n_seconds]
     result = []
     for pid, own in rows.groupby("pid"):
         by_second = own.groupby("second").agg(
             wanted=("wanted", "sum"), running=("running_ns", "sum"), busiest=("wanted", "max")
         )
         seconds = by_second / 1e9
-        result.append(
-            _Process(
-                int(pid),
-                seconds["wanted"].to_numpy(dtype=float),
-                seconds["running"].to_numpy(dtype=float),
-                seconds["busiest"].to_numpy(dtype=float),
-                int(own["tid"].nunique()),
-            )
-        )
+        running = seconds["running"].to_numpy(dtype=float)
+        wanted = seconds["wanted"].to_numpy(dtype=float)
+        # Threads that begin and end within a second are in the account of the process only.
+        whole = _cpu_time(facts, int(pid), seconds.index.to_numpy(dtype=np.int64))
+        if whole is not None:
+            hidden = np.maximum(whole - running, 0.0)
+            waits = np.divide(wanted, running, out=np.ones_like(wanted), where=running > 0.01)
+            wanted, running = wanted + hidden * np.minimum(waits, 3.0), running + hidden
+        busiest = seconds["busiest"].to_numpy(dtype=float)
+        result.append(_Process(int(pid), wanted, running, busiest))
+    return result
+
+
+def _cpu_time(facts: Facts, pid: int, seconds: Ints) -> Floats | None:
+    """CPU time of a process in some seconds of the recording, s a second."""
+    if not facts.session.has("process_sample"):
+        return None
+    columns = ("time_ns", "pid", "cpu_user_ns", "cpu_system_ns")
+    rows = facts.session.table("process_sample", columns=columns).to_pandas()
+    rows = rows[rows["pid"] == pid].dropna()
+    if len(rows) < N_SECONDS:
+        return None
+    time = rows["time_ns"].to_numpy(dtype=np.int64)
+    spent = (rows["cpu_user_ns"] + rows["cpu_system_ns"]).to_numpy(dtype=float)
+    begin = facts.start_ns + seconds * 1_000_000_000
+    at = np.interp(np.stack((begin, begin + 1_000_000_000)), time, spent)
+    result: Floats = np.diff(at, axis=0)[0] / 1e9
     return result
 
 
@@ -253,7 +317,10 @@ CAUSES = (
         "Overload of the engine: there requests wait in it; a process that polls.",
         "Record the whole service with --engine URL: tracer record --pid PID of the front end.",
         "Run more front-end workers, or prepare requests in a pool of processes.",
-        Needs(("engine_sample", "thread_second"), optional=("gpu_sample", "cuda_call")),
+        Needs(
+            ("engine_sample",),
+            optional=("thread_second", "process_sample", "gpu_sample", "cuda_call"),
+        ),
         find_frontend,
     ),
 )

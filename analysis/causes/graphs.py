@@ -11,6 +11,7 @@ from analysis import engine as words
 from analysis import intervals, quantiles
 from analysis.causes.declaration import Cause, Needs
 from analysis.device import Steps
+from analysis.engine import Series
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.severity import WINDOW_NS, assess
@@ -30,6 +31,8 @@ FEW_GRAPHS = 0.05
 N_A_SECOND = 3
 #: Tokens that came in an eager second against its prompt tokens, for the steps to be decodes.
 DECODES = 1.0
+#: Or so many tokens a step, as only a batch of decodes gives.
+SEVERAL = 2.0
 #: Rise of the length of a step (or of the time between tokens) that makes it a cost.
 SLOWER = 1.2
 #: Each launch is as fast as ever up to this rise of its median.
@@ -134,7 +137,7 @@ def _decide(
     ratio = after / before
     slow = _slow_launch(facts, finding, spans)
     severity = assess(spans, facts.demand)
-    decodes = _are_decodes(facts, finding, spans)
+    decodes = _are_decodes(facts, finding, spans, n_after)
     if decodes is False:
         finding.excluded.append(
             Exclusion(FALLBACK, "the steps without a graph computed prompts, not decodes")
@@ -195,15 +198,29 @@ def _slow_launch(facts: Facts, finding: Finding, spans: Ints) -> float | None:
     return ratio if ratio > SLOW_LAUNCH else None
 
 
-def _are_decodes(facts: Facts, finding: Finding, spans: Ints) -> bool | None:
+def _gives_tokens(finding: Finding, generated: Series, spans: Ints, n_steps: int) -> bool | None:
+    """Whether each step gave a token at least, as decodes do and chunks of prompts do not."""
+    edges = intervals.clip(spans, int(generated.time[0]), int(generated.time[-1]))
+    if len(edges) == 0:
+        return None
+    made = float(np.nansum(generated.between(edges.reshape(-1))[::2]))
+    finding.evidence.append(
+        Evidence("tokens_per_eager_step", round(made / n_steps, 2), "tokens", n_steps, "")
+    )
+    return True if made >= n_steps else None
+
+
+def _are_decodes(facts: Facts, finding: Finding, spans: Ints, n_steps: int) -> bool | None:
     """Whether tokens were generated in these seconds, rather than prompts; None if not told."""
     engine = facts.engine
     if engine is None:
         return None
     generated = engine.counter(words.GENERATION_TOKENS)
     prompts = engine.counter(words.PROMPT_TOKENS)
-    if generated is None or prompts is None or generated.is_lagging:
+    if generated is None or generated.is_lagging:
         return None
+    if prompts is None:
+        return _gives_tokens(finding, generated, spans, n_steps)
     begin = max(int(generated.time[0]), int(prompts.time[0]))
     edges = intervals.clip(spans, begin, min(int(generated.time[-1]), int(prompts.time[-1])))
     if len(edges) == 0:
@@ -214,7 +231,14 @@ def _are_decodes(facts: Facts, finding: Finding, spans: Ints) -> bool | None:
         Evidence("tokens_generated_meanwhile", round(made), "tokens", None, "engine_sample"),
         Evidence("prompt_tokens_meanwhile", round(read), "tokens", None, "engine_sample"),
     ]
-    return made > DECODES * read
+    each = made / max(n_steps, 1)
+    finding.evidence.append(
+        Evidence("tokens_per_eager_step", round(each, 2), "tokens", n_steps, "engine_sample")
+    )
+    # A step that computes a prompt ends with one token of it at most.
+    if made > DECODES * read or each >= SEVERAL:
+        return True
+    return False if each <= 1 else None
 
 
 CAUSES = (

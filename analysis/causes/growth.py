@@ -57,14 +57,21 @@ class _Growth:
         least = max(GROWTH_BYTES, GROWTH_SHARE * both[0])
         return both[1] - both[0] >= least and trend.is_steady(self.memory)
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the second half grew much like the first; the first tenth is warm-up."""
-        known = self.memory[np.isfinite(self.memory)]
-        known = known[len(known) // 10 :]
-        middle = len(known) // 2
-        early, late = known[middle] - known[0], known[-1] - known[middle]
-        return bool(late >= GOES_ON * early)
+
+def _goes_on(growth: _Growth, requests: Floats | None) -> bool:
+    """Whether memory grew in the second half of the time with requests much like in the first; the
+    first tenth is warm-up.
+    """
+    steps = np.diff(growth.memory)
+    known = np.isfinite(steps)
+    if requests is not None and np.nansum(requests) > 0:
+        asked = np.nan_to_num(requests[1:] + requests[:-1]) / 2
+        busy = known & (asked > IDLE * np.median(asked[asked > 0]))
+        known = busy if busy.sum() >= trend.N_KNOWN else known
+    grown = steps[known]
+    grown = grown[len(grown) // 10 :]
+    middle = len(grown) // 2
+    return bool(grown[middle:].sum() >= GOES_ON * grown[:middle].sum())
 
 
 def find_leak(facts: Facts) -> Finding:
@@ -87,12 +94,12 @@ def find_leak(facts: Facts) -> Finding:
         Evidence("anonymous_growth", round(worst.total), "bytes", n, "process_sample"),
         Evidence("per_hour", round(worst.total / hours), "bytes/h", n, "process_sample"),
     ]
-    if not worst.goes_on:
+    requests = _requests(facts.engine, edges)
+    if not _goes_on(worst, requests):
         finding.excluded.append(
             Exclusion(LEAK, f"{name} (pid {worst.pid}) grew and then hardly more: a pool or cache")
         )
         return finding
-    requests = _requests(facts.engine, edges)
     text = (
         f"{name} (pid {worst.pid}) keeps {worst.total / hours / (1 << 20):.0f} MiB more each hour"
     )

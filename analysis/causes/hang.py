@@ -138,6 +138,13 @@ def _by_utilisation(facts: Facts, finding: Finding, start: int, row: dict[str, A
         )
         return finding
     alone = _alone(facts, finding) if others else None
+    own = [rank for rank in ranks(facts) if rank.pid == finding.where.pid]
+    if len(facts.devices) > 1 and own and own[0].is_collective:
+        finding.status, finding.confidence = Status.UNDECIDED, 0.4
+        finding.undecided_because = "its last launch is a collective: it may wait for another rank"
+        finding.settled_by = "the last launch of every rank"
+        finding.summary = text + "."
+        return finding
     if alone is not None:
         finding.excluded.append(alone)
     elif others and len({facts.device_of.get(int(call["pid"])) for call in others}) > 1:

@@ -9,7 +9,7 @@ from analysis import intervals
 from analysis.causes.declaration import Cause, Needs
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
-from analysis.stuck import Rank, ranks
+from analysis.stuck import OPEN_NS, Rank, ranks
 
 Ints = npt.NDArray[np.int64]
 
@@ -27,6 +27,8 @@ def find_collective_hang(facts: Facts) -> Finding:
     """Return whether ranks wait in a collective that another of them does not enter."""
     found = ranks(facts)
     finding = Finding(COLLECTIVE, Status.NOT_FOUND, confidence=0.85)
+    if facts.calls is None:
+        return _before(facts, finding)
     waiting = [rank for rank in found if rank.opened is not None and rank.kernel is not None]
     if len(found) < 2 or len({rank.device for rank in found}) < 2 or not waiting:
         finding.excluded.append(
@@ -34,6 +36,8 @@ def find_collective_hang(facts: Facts) -> Finding:
         )
         return finding
     kernels = {rank.kernel for rank in waiting}
+    if len(kernels) > 1 and all(rank.is_collective for rank in waiting):
+        return _diverged(facts, finding, waiting)
     if len(kernels) > 1:
         finding.excluded.append(
             Exclusion(
@@ -52,6 +56,66 @@ def find_collective_hang(facts: Facts) -> Finding:
     absent = [rank for rank in found if _left_out(rank, waiting, kernel)]
     _describe(facts, finding, waiting, absent, kernel)
     return _decide(facts, finding, found, waiting, absent, kernel)
+
+
+def _diverged(facts: Facts, finding: Finding, waiting: list[Rank]) -> Finding:
+    """Ranks that wait in different collectives: each waits for others that never enter its own."""
+    begin = min(int(rank.opened["start_ns"]) for rank in waiting if rank.opened is not None)
+    finding.start_ns, finding.end_ns = begin, facts.end_ns
+    finding.lost_ns = facts.end_ns - begin
+    finding.lost_share = min(finding.lost_ns / facts.demand_ns, 1.0)
+    finding.spans = intervals.make([begin], [facts.end_ns])
+    finding.evidence = [
+        Evidence(f"last_launched by process {rank.pid}", str(rank.kernel)[:80], "", None, "")
+        for rank in waiting
+    ]
+    finding.where = Where(waiting[0].pid, process=facts.process_name(waiting[0].pid))
+    finding.status = Status.FOUND
+    finding.confidence = 0.9 * facts.trust("cuda")
+    finding.summary = (
+        f"{len(waiting)} ranks have waited for {finding.lost_ns / 1e9:.1f} s in different "
+        f"collectives ({', '.join(sorted({str(rank.kernel)[:40] for rank in waiting}))}): they "
+        "took different paths, and each waits for the others."
+    )
+    finding.excluded.append(Exclusion("hang.kernel", "every rank that waits is in a collective"))
+    return finding
+
+
+def _before(facts: Facts, finding: Finding) -> Finding:
+    """Ranks that stood still before the recording began: nothing was launched, devices are busy."""
+    gpu, span = facts.gpu, facts.end_ns - facts.start_ns
+    was_probed = any(item.n_hits is not None for item in facts.manifest.functions)
+    if gpu is None or gpu.processes.empty or not was_probed or span < OPEN_NS:
+        finding.excluded.append(Exclusion(COLLECTIVE, "no launch of any rank was recorded"))
+        return finding
+    whole = intervals.make([facts.start_ns], [facts.end_ns])
+    own = gpu.processes[gpu.processes["is_target"].fillna(False).astype(bool)]
+    used = {
+        int(device): mean[0]
+        for device in own["device"].unique()
+        if (samples := facts.utilisation(int(device))) is not None
+        and (mean := samples.mean(whole)) is not None
+    }
+    busy = sorted(device for device, pct in used.items() if pct >= HIGH_PCT)
+    if len(used) < 2 or not busy:
+        finding.excluded.append(
+            Exclusion(COLLECTIVE, f"{len(busy)} of {len(used)} devices of the targets were busy")
+        )
+        return finding
+    finding.evidence = [
+        Evidence(f"utilisation of device {device}", round(pct, 1), "%", None, "gpu_sample")
+        for device, pct in used.items()
+    ]
+    finding.start_ns, finding.end_ns = facts.start_ns, facts.end_ns
+    finding.lost_ns, finding.lost_share = span, 1.0
+    finding.status, finding.confidence = Status.UNDECIDED, 0.5
+    finding.undecided_because = (
+        f"{len(busy)} of {len(used)} devices were fully utilised for {span / 1e9:.0f} s and no "
+        "process launched anything: whatever hangs began before the recording, and what each rank "
+        "launched last was not seen"
+    )
+    finding.settled_by = "the ranks' stacks, or a recording that begins before it"
+    return finding
 
 
 def _left_out(rank: Rank, waiting: list[Rank], kernel: str | int) -> bool:
@@ -190,7 +254,10 @@ CAUSES = (
         "A straggler (it ends), a single hung kernel.",
         "Record all ranks: tracer record of each, or a folder of traces.",
         "Compare the ranks' last launches; look for a rank that left early.",
-        Needs(("open_call", "cuda_call"), optional=("gpu_sample", "kernel_function")),
+        Needs(
+            any_of=(("open_call", "gpu_process"),),
+            optional=("cuda_call", "gpu_sample", "kernel_function"),
+        ),
         find_collective_hang,
     ),
 )

@@ -11,6 +11,8 @@ from analysis.causes.declaration import Cause, Needs
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.severity import assess
+from analysis.threads import Launcher
+from analysis.waits import thread_shares
 
 Ints = npt.NDArray[np.int64]
 
@@ -26,6 +28,8 @@ SHORT_WAIT = 0.1
 #: How far the utilisation must lie below the busy share of the launching thread, %: the
 #: utilisation of a window is an average over up to a second.
 MARGIN_PCT = 10.0
+#: Where sleeps were not recorded: share of the seeming work that the thread must be on a CPU.
+ON_CPU = 0.8
 #: Gaps of more than this many times the median are not the rhythm of a step.
 RHYTHM = 5
 #: Steps and utilisation samples that a statement needs.
@@ -129,7 +133,7 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
         )
         finding.settled_by = "the interpreter's collector and the process's children (event)"
         return finding
-    if not launcher.has_states:
+    if not launcher.has_states and not _computes(facts, launcher, working_pct):
         finding.status, finding.confidence = Status.UNDECIDED, 0.5
         finding.undecided_because = (
             "without the scheduler a thread that computes cannot be told from one that waits"
@@ -144,6 +148,15 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
         f"them ({100 * share:.0f} % of the time with demand)."
     )
     return finding
+
+
+def _computes(facts: Facts, launcher: Launcher, working_pct: float) -> bool:
+    """Whether the launching thread was on a CPU for most of the time that it seems to work."""
+    span = facts.end_ns - facts.start_ns
+    told = thread_shares(facts.session, {launcher.pid}, span) or {}
+    own = told.get((launcher.pid, launcher.tid))
+    demand = facts.demand_ns / max(span, 1)
+    return own is not None and 100 * own.running >= ON_CPU * working_pct * demand
 
 
 CAUSES = (

@@ -21,9 +21,8 @@ IMBALANCE = "queue.imbalance"
 #: Scrapes that a statement needs, and the share of them in which the hot engine has the queue.
 N_SCRAPES = 5
 STEADY = 0.6
-#: Share of all waiting requests that must wait at the hot engine, against its fair share.
-MOST_WAITING = 0.7
-#: The others have room when they run at most this share of what the hot one does.
+#: Another engine has room when nobody waits at it and it runs at most this share of what the hot
+#: one does.
 ROOM = 0.8
 
 
@@ -57,10 +56,11 @@ def find_imbalance(facts: Facts) -> Finding:
         finding.excluded.append(Exclusion(IMBALANCE, f"requests waited in {n} scrapes"))
         return finding
     hot = int(np.argmax(waiting[:, queued].sum(axis=1)))
-    part = waiting[hot] / np.maximum(total, 1)
-    others = np.delete(running, hot, axis=0)
-    coolest = others.min(axis=0)
-    is_hot: Flags = queued & (part >= MOST_WAITING) & (coolest <= ROOM * running[hot])
+    # An engine at which nobody waits counts with what it runs, the others as full.
+    has_room = np.where(waiting > 0, np.inf, running)
+    has_room[hot] = np.inf
+    coolest = has_room.min(axis=0)
+    is_hot: Flags = queued & (waiting[hot] >= 1) & (coolest <= ROOM * running[hot])
     steady = float(is_hot[queued].mean())
     name = engines[hot].name
     finding.evidence = [
@@ -74,7 +74,6 @@ def find_imbalance(facts: Facts) -> Finding:
             n,
         ),
         Evidence("running_there", round(float(running[hot][queued].mean()), 1), "requests", n),
-        Evidence("running_at_coolest", round(float(coolest[queued].mean()), 1), "requests", n),
     ]
     for item in engines:
         if item.kv is not None:
@@ -92,8 +91,8 @@ def find_imbalance(facts: Facts) -> Finding:
         finding.excluded.append(
             Exclusion(
                 IMBALANCE,
-                f"requests waited at {name} alone, with room elsewhere, in {100 * steady:.0f} % of "
-                "the scrapes with a queue",
+                f"requests waited at {name} with room elsewhere in {100 * steady:.0f} % of the "
+                "scrapes with a queue",
             )
         )
         return finding

@@ -14,7 +14,7 @@ from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.host import steal_share
 from analysis.severity import assess
 from analysis.threads import Launcher
-from analysis.waits import on_cpu, waits_of
+from analysis.waits import thread_shares, waits_of
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -99,16 +99,23 @@ def _gil(facts: Facts, launcher: Launcher) -> Finding:
         Evidence("in_chains_of_timed_sleeps", round(100 * timed, 1), "%", n, "offcpu"),
     ]
     waker = int(np.bincount(chains.waker_tid[by_sibling]).argmax())
-    threads = on_cpu(facts.session, {launcher.pid}, facts.end_ns - facts.start_ns)
+    threads = thread_shares(facts.session, {launcher.pid}, facts.end_ns - facts.start_ns)
     if threads is not None:
-        holder, everyone = threads.get((launcher.pid, waker), 0.0), sum(threads.values())
+        # A holder that waits for a CPU itself holds on as well.
+        holding = threads.get((launcher.pid, waker))
+        holder = 1.0 if holding is None else holding.wanted
+        everyone = sum(item.running for item in threads.values())
         finding.evidence += [
-            Evidence(f"on_cpu of thread {waker}", round(100 * holder, 1), "%"),
+            Evidence(
+                f"wants_cpu of thread {waker}",
+                "not sampled" if holding is None else round(100 * holder, 1),
+                "%",
+            ),
             Evidence("on_cpu of the process", round(100 * everyone, 1), "%"),
         ]
         if holder < HOLDER_SHARE or everyone > ONE_AT_A_TIME:
             why = (
-                f"thread {waker}, which ended most of the waits, was on a CPU for only "
+                f"thread {waker}, which ended most of the waits, wanted a CPU for only "
                 f"{100 * holder:.0f} %"
                 if holder < HOLDER_SHARE
                 else f"threads of the process used {everyone:.1f} CPUs at a time: no lock held them"

@@ -302,9 +302,43 @@ def _other_launch_causes(delay: Delay) -> list[Exclusion]:
     return result
 
 
+def _throttled_unseen(facts: Facts) -> Finding | None:
+    """What a quota did to a process whose launching thread was not recorded; None for nothing."""
+    cgroups = {target.cgroup for target in facts.manifest.targets if target.cgroup}
+    throttling = load_throttling(facts.session, cgroups)
+    if throttling is None or throttling.quota_ns is None:
+        return None
+    severity = assess(throttling.spans, facts.demand)
+    if not severity.is_material:
+        return None
+    return Finding(
+        CGROUP_THROTTLE,
+        Status.UNDECIDED,
+        confidence=0.55,
+        start_ns=severity.start_ns,
+        end_ns=severity.end_ns,
+        lost_ns=severity.lost_ns // 2,
+        lost_share=severity.share / 2,
+        evidence=[
+            Evidence(
+                "n_throttled", throttling.n_throttled, "", throttling.n_periods, "host_sample"
+            ),
+            Evidence("throttled", throttling.throttled_ns, "ns", None, "host_sample"),
+        ],
+        undecided_because=f"the quota of {throttling.scope} throttled it in "
+        f"{throttling.n_throttled} of {throttling.n_periods} periods, but whether that stopped the "
+        "launching thread was not recorded",
+        settled_by="offcpu: tracer record --pid PID as root",
+    )
+
+
 def find_cgroup_throttle(facts: Facts) -> Finding:
     """Return whether a CFS quota parked the launching process."""
     measured = [item for item in delays(facts) if item.throttling is not None]
+    if not measured and facts.absences is None:
+        unseen = _throttled_unseen(facts)
+        if unseen is not None:
+            return unseen
     if not measured:
         return Finding(
             CGROUP_THROTTLE,
@@ -384,7 +418,7 @@ CAUSES = (
         "Waits for a CPU without a quota.",
         "Record host samples and the scheduler: tracer record --pid PID as root.",
         "Raise or remove the quota (cpu.max), or run fewer threads inside it.",
-        Needs(("cuda_call", "offcpu", "host_sample"), optional=("engine_sample",)),
+        Needs(("host_sample",), optional=("cuda_call", "offcpu", "engine_sample")),
         find_cgroup_throttle,
     ),
 )

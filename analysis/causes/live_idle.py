@@ -11,7 +11,7 @@ from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.idleness import carried
 from analysis.severity import MATERIAL_SHARE, assess
 from analysis.threads import Launcher
-from analysis.waits import on_cpu
+from analysis.waits import thread_shares
 
 Ints = npt.NDArray[np.int64]
 
@@ -24,6 +24,8 @@ N_WAITS = 5
 #: graphs, the program may need each result, and only a greater loss tells a stall.
 FEW_LAUNCHES = 10
 SYNC_SHARE = 0.25
+#: Gaps of more than this many times the median are not the rhythm of the syncs.
+RHYTHM = 5
 #: Syncs that a statement needs.
 N_SYNCS = 20
 #: Share of the idle time that the waits must explain: else the host is the limit even without them.
@@ -76,8 +78,12 @@ def _start(facts: Facts, launcher: Launcher, device: int | None, cause: str) -> 
 def _starvation(facts: Facts, launcher: Launcher, device: int | None) -> Finding:
     finding = _start(facts, launcher, device, INPUT)
     waits = facts.input_waits(launcher.pid)
+    is_known = len(waits) >= N_WAITS
+    if not is_known and not facts.is_demand_told:
+        waits = facts.regular_waits(launcher.pid)
     spans = intervals.intersect(intervals.union(waits), facts.idle(device))
-    severity = assess(spans, facts.demand)
+    # Whoever waits for its input wants to go on.
+    severity = assess(spans, intervals.union(np.concatenate((facts.demand, spans))))
     finding.evidence = [
         Evidence("waits_for_workers", len(waits), "", len(waits), "offcpu"),
         Evidence("idle_in_them", intervals.total(spans), "ns", len(waits), "offcpu, cuda_call"),
@@ -97,12 +103,23 @@ def _starvation(facts: Facts, launcher: Launcher, device: int | None) -> Finding
     finding.lost_ns, finding.lost_share = severity.lost_ns, severity.share
     finding.start_ns, finding.end_ns, finding.spans = severity.start_ns, severity.end_ns, spans
     workers = facts.workers(launcher.pid)
-    busy = on_cpu(facts.session, workers, facts.end_ns - facts.start_ns)
+    told = thread_shares(facts.session, workers, facts.end_ns - facts.start_ns)
+    running = sum(item.running for item in (told or {}).values())
+    waiting = sum(item.waiting for item in (told or {}).values())
     text = (
         f"The launching thread waited {len(waits)} times for its {len(workers)} worker processes, "
         f"{median / 1e6:.0f} ms at the median, and the device was idle meanwhile: "
         f"{100 * severity.share:.0f} % of the time"
     )
+    if not is_known:
+        finding.status, finding.confidence = Status.UNDECIDED, 0.5
+        finding.undecided_because = (
+            f"the launching thread slept {len(waits)} times for {median / 1e6:.0f} ms until "
+            f"another process woke it, {100 * severity.share:.0f} % of the time, but whether that "
+            "is its worker or its client is not known"
+        )
+        finding.settled_by = "a recording of the whole tree of processes, from its start"
+        return finding
     if facts.is_demand_told:
         finding.status, finding.confidence = Status.UNDECIDED, 0.4
         finding.undecided_because = (
@@ -110,19 +127,22 @@ def _starvation(facts: Facts, launcher: Launcher, device: int | None) -> Finding
         )
         finding.settled_by = "what these processes do (their names and threads)"
         return finding
-    if busy is not None:
-        finding.evidence.append(
-            Evidence("workers_on_cpu", round(sum(busy.values()), 2), "CPUs", None, "thread_second")
-        )
     finding.status = Status.FOUND
     finding.confidence = 0.88 * facts.trust("sched", "offcpu", "cuda")
-    finding.summary = text + (
-        f". The workers used {sum(busy.values()):.1f} CPUs."
-        if busy is not None and sum(busy.values()) >= WORKER_BUSY
-        else ". The workers hardly computed: they waited themselves, for storage or the network."
-        if busy is not None
-        else "."
-    )
+    finding.summary = f"{text}."
+    if told is not None:
+        finding.evidence += [
+            Evidence("workers_on_cpu", round(running, 2), "CPUs", None, "thread_second"),
+            Evidence("workers_ready", round(waiting, 2), "CPUs", None, "thread_second"),
+        ]
+        if waiting > running:
+            finding.summary += " The workers mostly waited for a CPU."
+        elif running >= WORKER_BUSY:
+            finding.summary += f" The workers used {running:.1f} CPUs."
+        else:
+            finding.summary += (
+                " The workers hardly computed: they waited themselves, for storage or the network."
+            )
     finding.excluded.append(Exclusion("no_demand", "its own workers woke it, in every step"))
     return finding
 
@@ -151,11 +171,15 @@ def _stall(facts: Facts, launcher: Launcher, device: int | None) -> Finding | No
         Evidence("idle_after_sync", round(100 * idle / facts.demand_ns, 1), "%", len(rows), ""),
         Evidence("of_which_hidden_without_it", round(100 * share, 1), "%", len(rows), ""),
     ]
-    is_needed = facts.is_demand_told
+    # A graph a sync is a decode step, whose result the next one needs.
+    is_needed = facts.is_demand_told or has_graphs >= 0.5
+    # A few long pauses of the host are no rhythm: something else holds it up.
+    typical = quantiles.median(gap[rows]) or 0
+    is_rhythm = int(gap[gap <= RHYTHM * typical].sum()) * 2 >= idle
     least = MATERIAL_SHARE if is_few else SYNC_SHARE
-    if share < least or lost < EXPLAINED * idle or is_needed:
+    if share < least or lost < EXPLAINED * idle or is_needed or not is_rhythm:
         why = (
-            "a service needs the tokens of each step"
+            "each step needs the result of the one before"
             if is_needed
             else f"{len(rows)} syncs were followed by idleness that they explain for "
             f"{100 * share:.0f} % of the time, of {100 * idle / facts.demand_ns:.0f} %"

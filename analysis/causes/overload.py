@@ -35,7 +35,7 @@ N_ONSET = 5
 def find_overload(facts: Facts) -> Finding:
     """Return whether more work arrived than the engine could serve."""
     load = load_windows(facts.engine, N_BEFORE) if facts.engine is not None else None
-    if load is None or facts.engine is None:
+    if load is None or facts.engine is None or not facts.engine.has(words.WAITING):
         return Finding(
             OVERLOAD,
             Status.NOT_APPLICABLE,
@@ -106,6 +106,15 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
         finding.excluded.append(
             Exclusion(OVERLOAD, "service time rose and arrivals did not: the queue follows from it")
         )
+        return
+    evicted = float((np.nan_to_num(load.preempted) > 0)[is_queued].mean())
+    if evicted >= 0.5:
+        finding.status, finding.confidence = Status.UNDECIDED, 0.35
+        finding.undecided_because = (
+            f"requests were evicted in {100 * evicted:.0f} % of the seconds with a queue: what is "
+            "computed again may be what fills the service (kv.preemption)"
+        )
+        finding.settled_by = "the analysis of kv.preemption"
         return
     finding.status = Status.FOUND
     finding.confidence = (0.75 if slower is None else 0.88) * facts.trust("engine")
@@ -181,16 +190,23 @@ def _slower_first(load: Load, is_queued: Flags, finding: Finding) -> bool | None
     if before.sum() < N_BEFORE:
         return None
     usual, late = load.token_gap(before), load.token_gap(is_queued)
-    if usual is None or late is None or load.arrived is None:
+    if usual is None or late is None:
         return None
-    rate = load.arrived / (load.length_ns / 1e9)
+    rise = late[0] / usual[0] if usual[0] > 0 else 1.0
+    finding.evidence.append(
+        Evidence("inter_token_rise", round(rise, 2), "ratio", late[1], "engine_sample")
+    )
+    arrived = load.arrived
+    if arrived is None:
+        # Nothing tells the arrivals: a batch that is no larger and far slower tells enough.
+        batch = float(load.running[is_queued].mean()) / max(float(load.running[before].mean()), 1.0)
+        return True if rise >= 2 * SLOWER and batch < MORE else None
+    rate = arrived / (load.length_ns / 1e9)
     onset = rate[max(first - 1, 0) : first + N_ONSET]
     more = float(np.nanmean(onset)) / max(float(np.nanmean(rate[before])), 1e-9)
-    rise = late[0] / usual[0] if usual[0] > 0 else 1.0
-    finding.evidence += [
-        Evidence("arrivals_rise", round(more, 2), "ratio", len(onset), "engine_sample"),
-        Evidence("inter_token_rise", round(rise, 2), "ratio", late[1], "engine_sample"),
-    ]
+    finding.evidence.append(
+        Evidence("arrivals_rise", round(more, 2), "ratio", len(onset), "engine_sample")
+    )
     return rise >= SLOWER and more < MORE
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from analysis import engine as words
@@ -21,6 +23,8 @@ N_PREEMPTED = 3
 #: Share of the windows with preemptions in which the cache must be seen full: it is emptied by the
 #: preemption itself, so a scrape may miss the peak.
 FULL_SHARE = 0.5
+#: A cache that stays full between two preemptions this close is one episode, ns.
+NEAR_NS = 20_000_000_000
 #: Rise of the time between tokens in the windows with preemptions, or fall of the tokens, that
 #: shows that they cost something.
 EFFECT = 1.15
@@ -36,7 +40,7 @@ def find_preemption(facts: Facts) -> Finding:
             undecided_because="the engine's preemptions, running and waiting requests are not in "
             "the recording for long enough; record with --engine URL",
         )
-    is_hit = np.nan_to_num(load.preempted) > 0
+    is_hit = _while_evicting(load)
     n = float(np.nansum(load.preempted))
     severity = assess(load.spans(is_hit), facts.demand)
     finding = Finding(PREEMPTION, Status.NOT_FOUND, confidence=0.9)
@@ -130,7 +134,7 @@ def _decide(
     is_shown = effect is not None and effect >= EFFECT
     finding.status = Status.FOUND
     finding.confidence = (0.92 if is_shown else 0.75) * facts.trust("engine")
-    finding.spans = load.spans(np.nan_to_num(load.preempted) > 0)
+    finding.spans = load.spans(_while_evicting(load))
     told = {item.name: item.value for item in finding.evidence}
     finding.summary = (
         f"The KV cache was full: {n:.0f} requests were evicted "
@@ -145,6 +149,23 @@ def _decide(
     finding.excluded.append(
         Exclusion("prefill.hogging", "prompts were computed again, beyond those that arrived")
     )
+
+
+def _while_evicting(load: Load) -> Flags:
+    """Windows with a preemption, and those between two where the cache stays full: what was
+    evicted is computed again meanwhile.
+    """
+    is_hit: Flags = np.nan_to_num(load.preempted) > 0
+    if load.kv_usage is None:
+        return is_hit
+    hits = np.flatnonzero(is_hit)
+    result = is_hit.copy()
+    for before, after in itertools.pairwise(hits.tolist()):
+        between = slice(before + 1, after)
+        is_near = load.edges[after] - load.edges[before] <= NEAR_NS
+        if is_near and bool((load.kv_usage[between] >= KV_FULL).all()):
+            result[between] = True
+    return result
 
 
 def _between(load: Load, severity: Severity) -> Flags:
@@ -167,9 +188,10 @@ def _recomputed(facts: Facts, load: Load, is_hit: Flags) -> Floats | None:
 def _effect(load: Load, is_hit: Flags, finding: Finding) -> float | None:
     """How many times longer a token took with preemptions than in like windows without."""
     usual_running = quantiles.median(load.running[is_hit]) or 1.0
-    # Like windows: a batch of about that size, and nobody preempted or just back.
+    # Like windows: a batch of about that size or larger (which makes tokens no faster), and nobody
+    # preempted or just back.
     near = is_hit | np.append(is_hit[1:], False)
-    is_like = ~near & (load.running >= usual_running / 2) & (load.running <= 2 * usual_running)
+    is_like = ~near & (load.running >= usual_running / 2)
     if is_like.sum() < N_WINDOWS:
         return None
     hit, like = load.token_gap(is_hit), load.token_gap(is_like)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis import engine as words
 from analysis.causes.declaration import Cause, Needs
@@ -11,6 +12,8 @@ from analysis.engine import EngineSeries
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
 from analysis.severity import assess
+
+Floats = npt.NDArray[np.float64]
 
 RETRY = "queue.retry_storm"
 
@@ -23,6 +26,9 @@ REPLACED = (0.7, 1.4)
 N_WINDOWS = 3
 #: Time-outs end requests at one age: most of the ends lie within so many buckets of a histogram.
 ONE_AGE = 0.5
+#: Prompt tokens against before, and successes, when work is done again.
+MORE_PROMPTS = 1.5
+FEWER = 0.8
 _ABORTED = ("abort", "cancel", "timeout")
 
 
@@ -31,6 +37,7 @@ def find_retry_storm(facts: Facts) -> Finding:
     engine = facts.engine
     load = load_windows(engine, N_WINDOWS) if engine is not None else None
     ended = engine.labelled(words.FINISHED, "counter") if engine is not None else []
+    failed = engine.counter(words.FAILED) if engine is not None else None
     if engine is None or load is None or not ended:
         return Finding(
             RETRY,
@@ -46,6 +53,10 @@ def find_retry_storm(facts: Facts) -> Finding:
         grown = np.nan_to_num(series.between(load.edges))
         done += grown
         aborted += grown if given_up else 0.0
+    if failed is not None and not any(is_given_up):
+        grown = np.nan_to_num(failed.between(load.edges))
+        done += grown
+        aborted += grown
     n_aborted, n_done = float(aborted.sum()), float(done.sum())
     share = n_aborted / max(n_done, 1.0)
     finding.evidence = [
@@ -66,7 +77,7 @@ def find_retry_storm(facts: Facts) -> Finding:
         finding.excluded.append(Exclusion(RETRY, "it took less than a tenth of the time"))
         return finding
     finding.start_ns, finding.end_ns = severity.start_ns, severity.end_ns
-    return _decide(facts, engine, load, finding, n_aborted, share, severity.share)
+    return _decide(facts, engine, load, finding, aborted, done, severity.share)
 
 
 def _decide(
@@ -74,15 +85,17 @@ def _decide(
     engine: EngineSeries,
     load: Load,
     finding: Finding,
-    n_aborted: float,
-    share: float,
+    aborted: Floats,
+    done: Floats,
     part: float,
 ) -> Finding:
+    n_aborted = float(aborted.sum())
+    share = n_aborted / max(float(done.sum()), 1.0)
     finding.lost_share = share * part
     finding.lost_ns = int(finding.lost_share * facts.demand_ns)
     text = f"{n_aborted:.0f} requests were given up by their clients, {100 * share:.0f} % of all"
     came = None if load.arrived is None else float(np.nansum(load.arrived))
-    went = None if load.finished is None else float(np.nansum(load.finished))
+    went = float(done.sum())
     age = _one_age(engine)
     if age is not None:
         finding.evidence.append(
@@ -91,8 +104,9 @@ def _decide(
     if came is not None and went:
         finding.evidence.append(Evidence("arrivals_per_end", round(came / went, 2), "ratio"))
     is_replaced = came is not None and went and REPLACED[0] <= came / went <= REPLACED[1]
-    waits = float(load.waiting.mean()) >= 1 or float(load.running.mean()) >= 1
-    if not is_replaced or not waits or age is None or age[0] < ONE_AGE:
+    is_one_age = age is not None and age[0] >= ONE_AGE
+    is_again = _is_again(load, finding, aborted, done)
+    if not is_replaced or not (is_one_age or is_again):
         finding.status, finding.confidence = Status.UNDECIDED, 0.5
         finding.undecided_because = (
             f"{text}, but whether they were sent again or only cancelled cannot be told"
@@ -100,14 +114,40 @@ def _decide(
         finding.settled_by = "the access log of what stands before the engine, or canary requests"
         return finding
     finding.status, finding.confidence = Status.FOUND, 0.85 * facts.trust("engine")
-    finding.summary = (
-        f"{text}: {100 * age[0]:.0f} % of the ends came at one age, as a time-out makes them, and "
-        "each was followed by a new arrival. The work on them is lost."
+    finding.summary = f"{text}: " + (
+        f"{100 * age[0]:.0f} % of the ends came at one age, as a time-out makes them, and "
+        if age is not None and is_one_age
+        else "fewer succeed than before though more prompts are computed, and "
     )
+    finding.summary += "each was followed by a new arrival. The work on them is lost."
     finding.excluded.append(
         Exclusion("queue.overload", "most of the arrivals are requests that were given up before")
     )
     return finding
+
+
+def _is_again(load: Load, finding: Finding, aborted: Floats, done: Floats) -> bool:
+    """Whether more prompts were computed than before the first was given up, and fewer succeeded:
+    the same work is done again.
+    """
+    first = int(np.argmax(aborted > 0))
+    before, after = slice(0, max(first - 1, 0)), slice(first, None)
+    seconds = load.length_ns / 1e9
+    if first - 1 < N_WINDOWS:
+        return False
+    rates = []
+    for part in (before, after):
+        length = float(seconds[part].sum())
+        prompts = float(np.nansum(load.prompts[part])) / length
+        rates.append((prompts, float((done - aborted)[part].sum()) / length))
+    (prompts, successes), (more, fewer) = rates
+    if prompts <= 0 or successes <= 0:
+        return False
+    finding.evidence += [
+        Evidence("prompt_tokens_rise", round(more / prompts, 2), "ratio", len(aborted) - first),
+        Evidence("successes_rise", round(fewer / successes, 2), "ratio", len(aborted) - first),
+    ]
+    return more >= MORE_PROMPTS * prompts and fewer <= FEWER * successes
 
 
 def _one_age(engine: EngineSeries) -> tuple[float, int] | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from analysis import intervals
 from analysis.causes import operation_log
 from analysis.causes.declaration import Cause, Needs
-from analysis.collectives import Entries, match
+from analysis.causes.live_straggler import find_live_straggler
+from analysis.collectives import Entries, chance_of_last, match
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.idleness import Idleness
@@ -33,6 +32,9 @@ def find_straggler(facts: Facts) -> Finding:
     if facts.session.has("operation"):
         return operation_log.find_slow_worker(facts)
     if not facts.timed:
+        live = find_live_straggler(facts)
+        if live is not None:
+            return live
         return Finding(STRAGGLER, Status.NOT_APPLICABLE, undecided_because="no device ran anything")
     if len(facts.timed) < 2:
         return _unmatched(facts.timed, "one rank alone does not tell")
@@ -61,15 +63,6 @@ def _unmatched(timed: list[Idleness], why: str) -> Finding:
         undecided_because=f"the device was in collectives for {100 * share:.0f} % of its time, and "
         f"{why} whether another was late or the link slow",
     )
-
-
-def chance_of_last(n_ranks: int, n: int, k: int) -> float:
-    """Return the probability that some rank of ``n_ranks`` is last in at least ``k`` of ``n``
-    collectives if each is last by chance (at most; by the union bound).
-    """
-    p = 1 / n_ranks
-    tail = sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
-    return min(1.0, n_ranks * tail)
 
 
 def _by_entries(facts: Facts, entries: Entries) -> Finding:
@@ -156,12 +149,13 @@ CAUSES = (
         STRAGGLER,
         "one rank arrives late and the others wait",
         "Ranks wait in fully busy kernels for one that is steadily late.",
-        "Order of entry into collectives whose ends coincide, steadily the same rank; or compute "
-        "times of one worker or one stage in the log of a job, against their peers.",
+        "Order of entry into collectives whose ends coincide, or of their launches while the "
+        "others wait in a sync, steadily the same rank; or compute times of one worker or one "
+        "stage in the log of a job, against their peers.",
         "Durations, which the barrier makes equal; uneven sequences, where the slow one changes.",
         "Record all ranks, or import a folder of traces.",
         "Look at what the late rank does before the collective.",
-        Needs(any_of=(("gpu_activity", "operation"),), optional=("cuda_call",)),
+        Needs(any_of=(("gpu_activity", "operation", "cuda_call"),), optional=("kernel_function",)),
         find_straggler,
     ),
 )

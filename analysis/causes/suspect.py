@@ -101,16 +101,20 @@ def _frozen_engine(facts: Facts) -> Finding | None:
     running = engine.gauge(words.RUNNING)
     steps = engine.series(words.ITERATION_TOKENS, "count")
     tokens = engine.counter(words.GENERATION_TOKENS)
-    if running is None or steps is None or tokens is None:
+    if running is None or tokens is None:
         return None
-    begin, end = _still(steps)
+    begin, end = _still(tokens if steps is None else steps)
     if end - begin < FROZEN_NS or _grew(tokens, begin, end):
         return None
-    n_scrapes = int(((steps.time >= begin) & (steps.time <= end)).sum())
+    scrapes = engine.time
+    n_scrapes = int(((scrapes >= begin) & (scrapes <= end)).sum())
     if n_scrapes < N_SCRAPES or not (gauge_at(running, np.array([end])) > 0).any():
         return None
     own = facts.steps(facts.processes[0])
     has_work = (own.n_launches + own.n_graphs > 0) & own.is_waiting
+    if steps is None:
+        # Steps of prompts make no token; graphs are decodes, which make one each.
+        has_work &= own.n_graphs > 0
     n_inside = _starts_in(own.sync_end[has_work], np.array([[begin, end]]))
     seconds = (end - begin) / 1e9
     # Steps that go on at a good part of their usual rate, not a few of another stream.
@@ -118,7 +122,7 @@ def _frozen_engine(facts: Facts) -> Finding | None:
     usual = (int(has_work.sum()) - n_inside) / rest
     if n_inside < N_STEPS or (rest > 2 and n_inside / seconds < usual / 4):
         return None
-    return Finding(
+    finding = Finding(
         SUSPECT,
         Status.FOUND,
         confidence=0.85 * facts.trust("cuda", "engine"),
@@ -133,6 +137,15 @@ def _frozen_engine(facts: Facts) -> Finding | None:
         f"{n_inside} of them: the page is stale, and what it says of that time is worth nothing.",
         excluded=[Exclusion("hang.kernel", f"{n_inside} steps ended meanwhile")],
     )
+    if steps is None:
+        finding.status, finding.confidence = Status.UNDECIDED, 0.55
+        finding.lost_share = 0.1
+        finding.undecided_because = (
+            f"no token was told for {seconds:.0f} s while the process launched {n_inside} graphs; "
+            "but the engine does not expose its steps"
+        )
+        finding.settled_by = "the engine's own count of steps, or the tokens that clients get"
+    return finding
 
 
 def _still(series: Series) -> tuple[int, int]:

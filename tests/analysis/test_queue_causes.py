@@ -156,7 +156,7 @@ def serving(front_end: float, ttft_s: float, waiting: float) -> Service:
     ("front_end", "ttft_s", "waiting", "status"),
     [
         (0.97, 1.8, 0, Status.FOUND),
-        (0.30, 1.8, 0, Status.NOT_FOUND),
+        (0.30, 1.8, 0, Status.UNDECIDED),
         (0.97, 0.05, 0, Status.NOT_FOUND),
         (0.97, 1.8, 9, Status.NOT_FOUND),
     ],
