@@ -22,7 +22,7 @@ class SessionLock:
         Raises:
             OSError: the lock file cannot be made.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(session / FILE_NAME, flags, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -96,9 +96,8 @@ def _calls(rows: pa.Table) -> list[tuple[Table, pa.Table]]:
         ],
     )
     found = [(CALL_SECOND, seconds)]
-    outer = rows.filter(
-        pc.and_(pc.equal(rows["depth"], 0), pc.is_valid(rows["duration_ns"]))
-    ).select(["start_ns", "duration_ns", "pid", "function", "kind"])
+    is_outer = pc.and_(pc.equal(rows["depth"], 0), pc.is_valid(rows["duration_ns"]))
+    outer = rows.select(["start_ns", "duration_ns", "pid", "function", "kind"]).filter(is_outer)
     if outer.num_rows:
         lower, upper = length_range(outer["duration_ns"].to_numpy())
         spans = _with_span(outer, outer["start_ns"].to_numpy(), HISTOGRAM_NS)
@@ -161,10 +160,66 @@ def _with_span(rows: pa.Table, start: NDArray[np.int64], width_ns: int) -> pa.Ta
 
 def _grouped(summary: _Summary, rows: pa.Table, aims: list[tuple[str, str, str]]) -> pa.Table:
     """Rows of a summary: the columns joined per key as (column, how, new name)."""
-    groups = rows.group_by(list(summary.keys), use_threads=False)
-    joined = groups.aggregate([(column, how) for column, how, _ in aims])
-    columns: dict[str, Any] = {key: joined[key] for key in summary.keys}
-    columns.update({name: joined[f"{column}_{how}"] for column, how, name in aims})
+    group, first = _groups(rows, summary.keys)
+    n = len(first)
+    picked = rows.select(list(summary.keys)).take(pa.array(first))
+    columns: dict[str, Any] = {key: picked[key] for key in summary.keys}
+    for column, how, name in aims:
+        columns[name] = _joined(rows[column], how, group, n)
     schema = summary.table.arrow_schema()
     arrays = [columns[field.name].cast(field.type) for field in schema]
     return pa.table(arrays, schema=schema)
+
+
+def _groups(rows: pa.Table, keys: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The group of each row by its keys, and the first row of each group.
+
+    Keys are turned into one whole number each row: several times faster than grouping by text.
+    """
+    code = np.zeros(rows.num_rows, dtype=np.int64)
+    n_codes = 1
+    for key in keys:
+        own, n_own = _numbered(rows[key])
+        if n_codes * n_own > _MOST_CODES:
+            code, n_codes = _numbered(pa.chunked_array([pa.array(code)]))
+        code = code * n_own + own
+        n_codes *= n_own
+    group, n_groups = _numbered(pa.chunked_array([pa.array(code)]))
+    first = np.empty(n_groups, dtype=np.int64)
+    first[group[::-1]] = np.arange(len(group) - 1, -1, -1)
+    present = np.zeros(n_groups, dtype=bool)
+    present[group] = True
+    if not present.all():  # the place of null, which no row has
+        first = first[present]
+        group = (np.cumsum(present) - 1)[group]
+    return group, first
+
+
+#: Combined keys are numbered anew before they could become so many.
+_MOST_CODES = 1 << 31
+
+
+def _numbered(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int]:
+    """The values of a column as whole numbers from 0, null among them, and how many there are."""
+    array = column.combine_chunks().dictionary_encode()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    n = len(array.dictionary)
+    indices = pc.fill_null(array.indices, n).to_numpy(zero_copy_only=False).astype(np.int64)
+    return indices, n + 1
+
+
+def _joined(column: pa.ChunkedArray, how: str, group: NDArray[np.int64], n: int) -> pa.Array:
+    """The count, sum or largest of the known values of each group; null where none is known."""
+    is_known = column.is_valid().to_numpy()
+    counts = np.bincount(group[is_known], minlength=n)
+    if how == "count":
+        return pa.array(counts)
+    known = column.drop_null().to_numpy()
+    if how == "sum":
+        # Whole numbers below 2**53 are exact here: 104 days in ns.
+        total = np.bincount(group[is_known], weights=known, minlength=n).astype(np.int64)
+    else:
+        total = np.zeros(n, dtype=np.int64)
+        np.maximum.at(total, group[is_known], known)
+    return pa.array(total, mask=counts == 0)
