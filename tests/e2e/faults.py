@@ -303,11 +303,12 @@ class Tracer:
             cwd=ROOT,
         )
         assert self.process.stderr is not None
+        said = []
         for line in self.process.stderr:
+            said.append(line)
             if line.startswith("Recording "):
-                break
-        else:
-            raise RuntimeError("tracer record did not come up")
+                return
+        raise RuntimeError(f"tracer record did not come up: {''.join(said)}")
 
     def end(self) -> float:
         """Stop it; return after how many s its files were closed, as it says itself."""
@@ -319,9 +320,9 @@ class Tracer:
 
 _TARGET = (
     "import os, sys, time\n"
-    "time.sleep(2)\n"
+    "time.sleep(8)\n"
     "if len(sys.argv) < 2: os.execv(sys.executable, [sys.executable, __file__, 'again'])\n"
-    "time.sleep(2)\n"
+    "time.sleep(4)\n"
 )
 
 

@@ -40,13 +40,15 @@ from tracer.session import SessionWriter
 
 S = 1_000_000_000
 HOUR = 3600 * S
-STEP_S = 30
+STEP_S = 60
 PID, TID = 4000, 4000
 N_ROUNDS = 30
 HUNG_ROUND = 17
-HANG_S = 45
+HANG_S = 2 * STEP_S
 DRIFT = 0.18
 LEAK_BYTES_PER_H = 50e6
+#: Requests that the service answers in an hour, at first.
+REQUESTS_PER_H = 0.95 * 4 * 3600
 MOST_RSS = 300 << 20
 MOST_ANALYZE_S = 10.0
 
@@ -62,15 +64,14 @@ _BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, float("inf"))
 
 
 class Days:
-    """A service over days: each call gives the rows of the next half minute."""
+    """A service over days: each call gives the rows of the next minute."""
 
     def __init__(self, hours: float, calls_per_s: int, seed: int) -> None:
         self.length_ns = int(hours * HOUR)
         self._rng = np.random.default_rng(seed)
         self._n = calls_per_s * STEP_S
         self._n_calls = 0
-        self._tokens = self._finished = self._between = 0.0
-        self._buckets = np.zeros(len(_BOUNDS))
+        self._tokens = self._between = 0.0
         self.round_ns = self.length_ns // N_ROUNDS
         self.hang_ns = (HUNG_ROUND - 1) * self.round_ns + self.round_ns // 2
         kinds = [_PATTERN[index % len(_PATTERN)] for index in range(self._n)]
@@ -99,7 +100,7 @@ class Days:
         return self.hang_ns <= now_ns < self.hang_ns + HANG_S * S
 
     def rows(self, now_ns: int) -> Iterator[Batch]:
-        """Rows of the half minute from a time on."""
+        """Rows of the minute from a time on."""
         is_hung = self.is_hung(now_ns)
         slower = self.slower(now_ns)
         if not is_hung:
@@ -118,8 +119,7 @@ class Days:
             )
             self._n_calls += self._n
             yield self._absences(now_ns)
-        for second in range(STEP_S):
-            yield from self._second(now_ns + second * S, is_hung, slower)
+        yield from self._samples(now_ns, is_hung, slower)
 
     def _absences(self, now_ns: int) -> Batch:
         n = 30 * STEP_S
@@ -136,99 +136,99 @@ class Days:
             },
         )
 
-    def _second(self, now_ns: int, is_hung: bool, slower: float) -> Iterator[Batch]:
-        hours = now_ns / HOUR
-        running = 0.0 if now_ns % self.round_ns < self.round_ns // 20 else 8.0
-        if not is_hung and running:
-            # The same users ask again as soon as they are answered.
-            n = 800 / slower
-            self._tokens += n
-            self._finished += n / 200
-            self._between += n * 0.01 * slower
-            self._buckets += n * np.array([0.05, 0.6, 0.97, 0.99, 1, 1, 1, 1, 1])
+    def _samples(self, now_ns: int, is_hung: bool, slower: float) -> Iterator[Batch]:
+        """A row of each source and series every second."""
+        times = now_ns + np.arange(STEP_S) * S
+        # The users of a round come a little after its mark, and ask again once they are answered.
+        running = np.where(times % self.round_ns < self.round_ns // 20, 0.0, 8.0)
+        tokens = np.where(running > 0, 0.0 if is_hung else 800 / slower, 0.0)
+        total = self._tokens + np.cumsum(tokens)
+        between = self._between + np.cumsum(tokens * 0.01 * slower)
+        self._tokens, self._between = float(total[-1]), float(between[-1])
+        n = STEP_S
         yield make_batch(
             GPU_SAMPLE,
             {
-                "time_ns": [now_ns],
-                "device": [0],
-                "source": ["nvml"],
-                "period_ns": [S],
-                "util_pct": [99.0 if is_hung else 8.0 * running],
-                "power_mw": [300_000],
+                "time_ns": times,
+                "device": np.zeros(n),
+                "source": ["nvml"] * n,
+                "period_ns": np.full(n, S),
+                "util_pct": np.full(n, 99.0) if is_hung else 8.0 * running,
+                "power_mw": np.full(n, 300_000),
             },
         )
-        memory = round(4e9 + LEAK_BYTES_PER_H * hours)
+        finished = total / 200
+        memory = (4e9 + LEAK_BYTES_PER_H * finished / REQUESTS_PER_H).astype(np.int64)
         yield make_batch(
             PROCESS_SAMPLE,
             {
-                "time_ns": [now_ns],
-                "pid": [PID],
-                "name": ["VLLM::EngineCor"],
-                "rss_bytes": [memory],
-                "rss_anon_bytes": [memory],
+                "time_ns": times,
+                "pid": np.full(n, PID),
+                "name": ["VLLM::EngineCor"] * n,
+                "rss_bytes": memory,
+                "rss_anon_bytes": memory,
             },
         )
         n_threads = 12
+        starts = np.repeat(times, n_threads)
         yield make_batch(
             THREAD_SECOND,
             {
-                "start_ns": np.full(n_threads, now_ns),
-                "duration_ns": np.full(n_threads, S),
-                "pid": np.full(n_threads, PID),
-                "tid": PID + np.arange(n_threads),
-                "name": ["t"] * n_threads,
-                "running_ns": np.full(n_threads, S // 4),
-                "waiting_ns": np.full(n_threads, S // 100),
-                "sleeping_ns": np.full(n_threads, S - S // 4 - S // 100),
+                "start_ns": starts,
+                "duration_ns": np.full(len(starts), S),
+                "pid": np.full(len(starts), PID),
+                "tid": PID + np.tile(np.arange(n_threads), n),
+                "name": ["t"] * len(starts),
+                "running_ns": np.full(len(starts), S // 4),
+                "waiting_ns": np.full(len(starts), S // 100),
+                "sleeping_ns": np.full(len(starts), S - S // 4 - S // 100),
             },
         )
-        yield self._scrape(now_ns, running)
+        shares = np.array([0.05, 0.6, 0.97, 0.99, 1, 1, 1, 1, 1])
+        series = [
+            ("requests_running", "gauge", None, running),
+            ("requests_waiting", "gauge", None, np.zeros(n)),
+            ("generation_tokens", "counter", None, total),
+            ("prompt_tokens", "counter", None, 2 * total),
+            ("requests_finished", "counter", None, finished),
+            ("inter_token_seconds", "sum", None, between),
+            ("inter_token_seconds", "count", None, total),
+            *(
+                (metric, "bucket", bound, total * share)
+                for metric in ("inter_token_seconds", "ttft_seconds")
+                for bound, share in zip(_BOUNDS, shares.tolist(), strict=True)
+            ),
+        ]
+        names = [item[0] for item in series] * n
+        yield make_batch(
+            ENGINE_SAMPLE,
+            {
+                "time_ns": np.repeat(times, len(series)),
+                "endpoint": ["http://127.0.0.1:8000/metrics"] * len(names),
+                "engine": ["vllm"] * len(names),
+                "metric": names,
+                "raw_name": names,
+                "kind": [item[1] for item in series] * n,
+                "upper_bound": pa.array([item[2] for item in series] * n, pa.float64()),
+                "value": np.stack([item[3] for item in series], axis=1).reshape(-1),
+            },
+        )
         if is_hung:
             yield make_batch(
                 OPEN_CALL,
                 {
-                    "time_ns": [now_ns],
-                    "start_ns": [self.hang_ns],
-                    "pid": [PID],
-                    "tid": [TID],
-                    "function": ["cudaStreamSynchronize"],
-                    "layer": ["runtime"],
-                    "kind": ["sync"],
-                    "call_id": [self._n_calls],
-                    "depth": [0],
-                    "is_doubtful": [False],
+                    "time_ns": times,
+                    "start_ns": np.full(n, self.hang_ns),
+                    "pid": np.full(n, PID),
+                    "tid": np.full(n, TID),
+                    "function": ["cudaStreamSynchronize"] * n,
+                    "layer": ["runtime"] * n,
+                    "kind": ["sync"] * n,
+                    "call_id": np.full(n, self._n_calls),
+                    "depth": np.zeros(n),
+                    "is_doubtful": [False] * n,
                 },
             )
-
-    def _scrape(self, now_ns: int, running: float) -> Batch:
-        values = [
-            ("requests_running", "gauge", None, running),
-            ("requests_waiting", "gauge", None, 0.0),
-            ("generation_tokens", "counter", None, self._tokens),
-            ("prompt_tokens", "counter", None, 2 * self._tokens),
-            ("requests_finished", "counter", None, self._finished),
-            ("inter_token_seconds", "sum", None, self._between),
-            ("inter_token_seconds", "count", None, self._tokens),
-            *(
-                (metric, "bucket", bound, value)
-                for metric in ("inter_token_seconds", "ttft_seconds")
-                for bound, value in zip(_BOUNDS, self._buckets.tolist(), strict=True)
-            ),
-        ]
-        n = len(values)
-        return make_batch(
-            ENGINE_SAMPLE,
-            {
-                "time_ns": np.full(n, now_ns),
-                "endpoint": ["http://127.0.0.1:8000/metrics"] * n,
-                "engine": ["vllm"] * n,
-                "metric": [item[0] for item in values],
-                "raw_name": [item[0] for item in values],
-                "kind": [item[1] for item in values],
-                "upper_bound": pa.array([item[2] for item in values], pa.float64()),
-                "value": [item[3] for item in values],
-            },
-        )
 
 
 def event(now_ns: int, kind: str, name: str) -> Batch:
