@@ -12,6 +12,7 @@ import pyarrow.csv
 from analysis import schema
 from analysis.attribution import Attribution
 from analysis.report.files import LibraryError
+from analysis.sql import INSTALL
 from analysis.timeline import Session
 
 #: What is asked of a session most, as views over its tables: name, tables it needs, query.
@@ -117,8 +118,7 @@ def write_duckdb(session: Session, attribution: Attribution, path: Path) -> int:
         import duckdb
     except ImportError:
         raise LibraryError(
-            "a DuckDB file needs DuckDB, which is not installed; install it with: "
-            "pip install duckdb"
+            f"a DuckDB file needs DuckDB, which is not installed; install it with: {INSTALL}"
         ) from None
     n_rows = 0
     connection: Any = duckdb.connect(str(path))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis import intervals, quantiles
 from analysis.calls import Calls
 from analysis.facts import Facts
+from analysis.long_series import launch_lengths
 from analysis.report.html.panel import N_BUCKETS, Chart, Panel, Scale, how_to_record
+from analysis.timeline import Session
 
 #: A window must hold some calls to have a percentile.
 _SHORTEST_NS = 100_000_000
+#: Kinds of launches and what they are called.
+_LAUNCHES = (("launch", "kernels"), ("graph_launch", "graphs"))
 
 
 def call_panel(facts: Facts, scale: Scale) -> Panel:
@@ -20,34 +26,78 @@ def call_panel(facts: Facts, scale: Scale) -> Panel:
         "Calls",
         "A long launch alone proves nothing: first uses and full queues are long in health.",
     )
-    calls = facts.calls
-    if calls is None:
+    rate = Chart("Launches", "1/s", style="step")
+    latency = Chart("Launch latency", "µs", style="step", note="logarithmic; by nearest rank")
+    waiting = Chart("Threads inside a sync", "threads", style="step")
+    if facts.session.has("call_second"):
+        _add_summaries(facts.session, scale, rate, latency, waiting)
+        panel.missing.append(
+            "Single calls were kept for parts of this recording only; these are its exact counts."
+        )
+    elif facts.calls is not None:
+        _add_calls(facts.calls, scale, rate, latency, waiting)
+    else:
         panel.missing.append(how_to_record(facts.session, "cuda_call", "cuda"))
         return panel
-    edges = scale.edges(N_BUCKETS, _SHORTEST_NS)
-    width_s = np.diff(edges) / 1e9
-    cuts = np.searchsorted(calls.start, edges)
-    is_launch = calls.is_kind("launch", "graph_launch")
-    rate = Chart("Launches", "1/s", style="step")
-    for kind, name in (("launch", "kernels"), ("graph_launch", "graphs")):
-        own = calls.start[calls.is_kind(kind)]
-        count = np.diff(np.searchsorted(own, edges))
-        if count.any():
-            rate.add_windows(scale, name, edges, count / width_s)
     panel.keep(rate, "No launch was recorded.")
-    latency = Chart("Launch latency", "µs", style="step", note="logarithmic; by nearest rank")
+    panel.keep(latency, "")
+    panel.keep(waiting, "No sync was recorded.")
+    return panel
+
+
+def _add_calls(calls: Calls, scale: Scale, rate: Chart, latency: Chart, waiting: Chart) -> None:
+    """Fill the charts from single calls."""
+    edges = scale.edges(N_BUCKETS, _SHORTEST_NS)
+    width_ns = np.diff(edges)
+    cuts = np.searchsorted(calls.start, edges)
+    for kind, name in _LAUNCHES:
+        count = np.diff(np.searchsorted(calls.start[calls.is_kind(kind)], edges))
+        if count.any():
+            rate.add_windows(scale, name, edges, 1e9 * count / width_ns)
+    is_launch = calls.is_kind("launch", "graph_launch")
     for name, values in _latencies(calls, is_launch & calls.has_return, cuts).items():
         if np.isfinite(values).any():
             latency.add_windows(scale, name, edges, values)
-    panel.keep(latency, "")
     spans = intervals.make(calls.start, calls.end)[calls.is_sync]
-    waiting = Chart("Threads inside a sync", "threads", style="step")
     if len(spans):
-        waiting.add_windows(
-            scale, "waiting", edges, intervals.weight(spans, edges) / (1e9 * width_s)
-        )
-    panel.keep(waiting, "No sync was recorded.")
-    return panel
+        waiting.add_windows(scale, "waiting", edges, intervals.weight(spans, edges) / width_ns)
+
+
+def _add_summaries(
+    session: Session, scale: Scale, rate: Chart, latency: Chart, waiting: Chart
+) -> None:
+    """Fill the charts from the counts of each second and the histograms of a long recording."""
+    edges = scale.edges(N_BUCKETS, 1_000_000_000)
+    width_ns = np.diff(edges)
+    kinds = ("launch", "graph_launch", "sync")
+    totals = {kind: np.zeros(len(width_ns)) for kind in kinds}
+
+    def start_over() -> None:
+        for total in totals.values():
+            total.fill(0)
+
+    def add(part: pa.Table) -> None:
+        for kind, total in totals.items():
+            rows = part.filter(pc.and_(pc.equal(part["kind"], kind), pc.equal(part["depth"], 0)))
+            column = rows["total_ns" if kind == "sync" else "n_calls"]
+            value = pc.fill_null(column, 0).to_numpy().astype(float)
+            at = np.searchsorted(edges, rows["start_ns"].to_numpy(), side="right") - 1
+            np.add.at(total, np.clip(at, 0, len(total) - 1), value)
+
+    columns = ("start_ns", "kind", "depth", "n_calls", "total_ns")
+    session.collect("call_second", columns, add, start_over=start_over)
+    for kind, name in _LAUNCHES:
+        if totals[kind].any():
+            rate.add_windows(scale, name, edges, 1e9 * totals[kind] / width_ns)
+    if totals["sync"].any():
+        waiting.add_windows(scale, "waiting", edges, totals["sync"] / width_ns)
+    spans = scale.edges(N_BUCKETS, 10_000_000_000)
+    lengths = launch_lengths(session, spans)
+    for name, q in (("p50", 0.5), ("p99", 0.99)):
+        found = [lengths.quantile(index, q) if lengths else None for index in range(len(spans) - 1)]
+        values = np.array([np.nan if item is None else item[0] / 1e3 for item in found])
+        if np.isfinite(values).any():
+            latency.add_windows(scale, name, spans, values)
 
 
 def _latencies(calls: Calls, mask: np.ndarray, cuts: np.ndarray) -> dict[str, np.ndarray]:

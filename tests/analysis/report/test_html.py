@@ -204,3 +204,43 @@ def test_device_times_are_drawn_where_there_are_some(tmp_path: Path) -> None:
     busy = [value for value in charts[0]["lines"][0]["y"] if value]
     # Three overlapping kernels of 30 us, 20 us apart, in a window of a millisecond.
     assert busy and max(busy) == pytest.approx(7.0, rel=0.05)
+
+
+def test_a_long_recording_is_drawn_from_its_exact_counts(tmp_path: Path) -> None:
+    """Single calls of the last minute only; an hour of counts, with a pause in its middle."""
+    start, hour = 1000 * S, 3600
+    call = {"pid": 1, "tid": 1, "function": "cudaLaunchKernel", "kind": "launch"}
+    seconds = [second for second in range(hour) if not 1800 <= second < 2000]
+    session = (
+        SessionBuilder(tmp_path / "s.tracer", start_ns=start, end_ns=start + hour * S)
+        .add(
+            "call_second",
+            [
+                {
+                    **{**call, "layer": "runtime", "depth": 0, "duration_ns": S},
+                    **{"start_ns": start + second * S, "n_calls": 500, "n_returned": 500},
+                }
+                for second in seconds
+            ],
+        )
+        .add(
+            "call_histogram",
+            [
+                {
+                    **{"pid": 1, "function": "cudaLaunchKernel", "kind": "launch"},
+                    **{"start_ns": start + second * S, "duration_ns": 10 * S, "n_calls": 5000},
+                    **{"lower_ns": 9_500, "upper_ns": 10_000},
+                }
+                for second in seconds[::10]
+            ],
+        )
+        .write()
+    )
+    text = page.render(session, attribute(session, page.window_ns(session)))
+    charts = {chart["title"]: chart["lines"] for chart in data_of(text)["panels"]["calls"]}
+    launches = charts["Launches"][0]
+    assert launches["y"][0] == pytest.approx(500, rel=0.01)
+    at = min(range(len(launches["x"])), key=lambda index: abs(launches["x"][index] - 1900))
+    assert launches["y"][at] == 0
+    assert charts["Launch latency"][0]["y"][0] == 10.0
+    assert "kept for parts of this recording only" in Reader(text).words
