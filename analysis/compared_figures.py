@@ -306,14 +306,17 @@ def _devices(facts: Facts, edges: Ints) -> Iterator[tuple[Measure, Measured]]:
 def _processes(facts: Facts, edges: Ints) -> Iterator[tuple[Measure, Measured]]:
     if not facts.session.has("process_sample"):
         return
-    rows = facts.session.frame("process_sample", columns=["time_ns", "rss_anon_bytes"]).dropna()
-    if rows.empty:
-        return
-    # The processes of one round are sampled within a second.
-    total = rows.groupby(rows["time_ns"] // 1_000_000_000)["rss_anon_bytes"].sum()
-    time = total.index.to_numpy(dtype=np.int64) * 1_000_000_000
-    measure = Measure("process", "anonymous memory of the targets", "bytes", "lower")
-    yield measure, _mean(time, total.to_numpy(dtype=float), edges)
+    columns = ["time_ns", "pid", "rss_anon_bytes"]
+    rows = facts.session.frame("process_sample", columns=columns).dropna()
+    middle = (edges[1:] + edges[:-1]) // 2
+    total: Floats = np.zeros(len(middle))
+    for _pid, own in rows.groupby("pid"):
+        time = own["time_ns"].to_numpy(dtype=np.int64)
+        value = own["rss_anon_bytes"].to_numpy(dtype=float)
+        total += np.interp(middle, time, value, left=0.0, right=0.0)
+    if total.any():
+        measure = Measure("process", "memory of the targets", "bytes", "lower")
+        yield measure, Measured(ratio(total, np.ones(len(total))), len(rows))
 
 
 def _mean(time: Ints, value: Floats, edges: Ints) -> Measured:
