@@ -250,13 +250,14 @@ class Facts:
     def _input_waits(self) -> dict[int, Ints]:
         return {}
 
-    def copies_back(self, pid: int) -> Ints:
-        """Return the copies from device to host of a process as ``(n, 2)``: entry in ns, bytes."""
+    def copies(self, pid: int, kinds: Iterable[str]) -> Ints:
+        """Return the copies of some kinds of a process as ``(n, 2)``: entry in ns, bytes."""
+        wanted = pa.array(list(kinds), pa.string())
         columns = ("start_ns", "pid", "copy_kind", "size_bytes")
 
         def convert(part: pa.Table) -> Ints:
-            is_back = pc.is_in(part["copy_kind"], pa.array(["d2h", "d2h_pageable"]))
-            own = part.filter(pc.and_(pc.fill_null(is_back, False), pc.equal(part["pid"], pid)))
+            is_one = pc.fill_null(pc.is_in(part["copy_kind"], wanted), False)
+            own = part.filter(pc.and_(is_one, pc.equal(part["pid"], pid)))
             own = own.filter(pc.is_valid(own["size_bytes"]))
             return np.stack((own["start_ns"].to_numpy(), own["size_bytes"].to_numpy()), axis=1)
 

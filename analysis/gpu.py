@@ -161,6 +161,8 @@ def load_gpu(session: Session) -> GpuSamples | None:
         "dram_active_pct",
         "sm_active_pct",
         "tensor_active_pct",
+        "pcie_link_gen",
+        "pcie_link_width",
     )
     samples = session.table("gpu_sample", columns=columns).to_pandas()
     names = ("time_ns", "device", "pid", "type", "sm_util_pct", "name", "is_target")

@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import intervals, quantiles
-from analysis.causes import engine_steps
+from analysis.causes import engine_steps, live_link
 from analysis.causes.declaration import Cause, Needs
+from analysis.causes.live_link import find_live_link
 from analysis.device_time import Activities
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
@@ -17,7 +18,7 @@ from analysis.severity import MATERIAL_SHARE
 Ints = npt.NDArray[np.int64]
 
 COMPUTE = "device.compute_bound"
-LINK = "transfer.host_link"
+LINK = live_link.LINK
 
 #: The device is the limit when it idles for less than this ...
 IDLE_SHARE = 0.15
@@ -49,6 +50,9 @@ def find_compute_bound(facts: Facts) -> Finding:
 def find_host_link(facts: Facts) -> Finding:
     """Return whether the device waited for copies over the host's link."""
     if not facts.timed:
+        live = find_live_link(facts)
+        if live is not None:
+            return live
         return Finding(LINK, Status.NOT_APPLICABLE, undecided_because="no device ran anything")
     worst = max(facts.timed, key=lambda item: intervals.total(exposed_copies(item.activities)))
     return _host_link(facts, worst)
@@ -209,11 +213,12 @@ CAUSES = (
         "copies over the host link hold the work up",
         "Copies over PCIe or NVLink serialise with the work.",
         "For a material share of its time the device runs only copies from or to the host, most "
-        "of it large ones at one common rate, the ceiling of the link.",
+        "of it large ones at one common rate, the ceiling of the link; or large copies that take "
+        "most of the time in which work waits and no kernel runs, at the link's rate.",
         "Copies that overlap with compute cost nothing.",
         "Bring device times: tracer import TRACE (PyTorch profiler or Nsight Systems).",
         "Use pinned memory and another stream, or keep the data on the device.",
-        Needs(("gpu_activity",), optional=("cuda_call", "gpu_sample")),
+        Needs(any_of=(("gpu_activity", "cuda_call"),), optional=("gpu_sample",)),
         find_host_link,
     ),
 )

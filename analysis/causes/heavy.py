@@ -229,7 +229,7 @@ def _bytes_back(facts: Facts, load: Load) -> _Sign | None:
     if facts.calls is None or not facts.processes:
         return None
     pid = facts.processes[0]
-    copies = facts.copies_back(pid)
+    copies = facts.copies(pid, ("d2h", "d2h_pageable"))
     steps = facts.steps(pid)
     if len(copies) == 0 or len(steps) == 0:
         return None
