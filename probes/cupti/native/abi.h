@@ -27,6 +27,8 @@ enum activity_kind {
     ACTIVITY_GRAPH_TRACE = 51,
 };
 
+enum { ATTRIBUTE_POOL_LIMIT = 2, ATTRIBUTE_ZEROED_BUFFERS = 5 };
+
 enum { FLUSH_FORCED = 1, THREAD_ID_SYSTEM = 1, DOMAIN_DRIVER = 1, SITE_EXIT = 1 };
 
 /* The first member of every record. */
@@ -149,6 +151,7 @@ typedef void (*complete_function)(void *context, uint32_t stream, uint8_t *buffe
     F(cuptiSetThreadIdType, (uint32_t))                                                          \
     F(cuptiFinalize, (void))
 #define CUPTI_OPTIONAL(F)                                                                        \
+    F(cuptiActivitySetAttribute, (uint32_t, size_t *, void *))                                   \
     F(cuptiActivityEnableDriverApi, (uint32_t, uint8_t))                                         \
     F(cuptiActivityEnableRuntimeApi, (uint32_t, uint8_t))
 

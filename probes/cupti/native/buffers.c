@@ -208,6 +208,8 @@ void pool_drain(const struct cupti *cupti, struct ring_header *ring) {
         }
         if (next < 0) return;
         empty(cupti, ring, next);
+        /* CUPTI gets it back cleared, as promised: not in a thread of the program. */
+        memset(memory + (size_t)next * BUFFER_BYTES, 0, valid_bytes[next]);
         atomic_store_explicit(&states[next], FREE, memory_order_release);
     }
 }

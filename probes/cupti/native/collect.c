@@ -11,9 +11,13 @@
 #define FINALIZE_VERSION 24 /* CUDA 12.6: before, finalising could crash after graphs */
 #define FINALIZE_WAIT_MS 500
 
+/* The first ones are what it is all about; without the others some rows are missing. */
+#define REQUIRED_KINDS 2
 static const uint32_t common_kinds[] = {ACTIVITY_CONCURRENT_KERNEL, ACTIVITY_MEMCPY,
                                         ACTIVITY_MEMCPY2,           ACTIVITY_MEMSET,
                                         ACTIVITY_SYNCHRONIZATION,   ACTIVITY_OVERHEAD};
+/* Most buffers in device memory per context, 3 MB each: CUPTI's own limit is 250. */
+#define DEVICE_BUFFERS 16
 
 static struct cupti cupti;
 static int is_found;
@@ -89,12 +93,24 @@ static int enable_kinds(int graph_nodes) {
     int rc = CUPTI_OK;
     for (size_t i = 0; i < sizeof common_kinds / sizeof common_kinds[0] && rc == CUPTI_OK; i++) {
         rc = cupti.cuptiActivityEnable(common_kinds[i]);
+        if (i >= REQUIRED_KINDS) rc = CUPTI_OK;
     }
     if (rc == CUPTI_OK && !graph_nodes) {
         /* Without this kind (before CUDA 11.7) graphs come node by node. */
         has_graph_trace = cupti.cuptiActivityEnable(ACTIVITY_GRAPH_TRACE) == CUPTI_OK;
     }
     return rc != CUPTI_OK ? rc : set_calls(1);
+}
+
+/* Bounds what CUPTI takes of the device's memory, and spares the program's threads the clearing of
+ * buffers. Releases that refuse either do without. */
+static void set_attributes(void) {
+    size_t limit = DEVICE_BUFFERS, limit_size = sizeof limit;
+    uint8_t is_zeroed = 1;
+    size_t zeroed_size = sizeof is_zeroed;
+    if (cupti.cuptiActivitySetAttribute == NULL) return;
+    cupti.cuptiActivitySetAttribute(ATTRIBUTE_POOL_LIMIT, &limit_size, &limit);
+    cupti.cuptiActivitySetAttribute(ATTRIBUTE_ZEROED_BUFFERS, &zeroed_size, &is_zeroed);
 }
 
 static void read_uuids(struct ring_header *ring) {
@@ -142,6 +158,7 @@ int collect_begin(struct ring_header *ring, const struct control *control) {
         return fail(ring, SITE_BUFFERS, rc);
     }
     cupti.cuptiSetThreadIdType(THREAD_ID_SYSTEM);
+    set_attributes();
     atomic_store(&ring->off_ns, 0);
     rc = enable_kinds(nodes);
     if (rc != CUPTI_OK) {

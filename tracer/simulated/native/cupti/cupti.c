@@ -149,6 +149,17 @@ API int cuptiActivityEnableRuntimeApi(uint32_t cbid, uint8_t enable) {
     return cbid < 1024 ? RESULT_OK : RESULT_INVALID_PARAMETER;
 }
 
+API int cuptiActivitySetAttribute(uint32_t attribute, size_t *size, void *value) {
+    BEGIN
+    if (size == NULL || value == NULL) return RESULT_INVALID_PARAMETER;
+    if (attribute == 5) {
+        if (*size != sizeof(uint8_t)) return RESULT_INVALID_PARAMETER;
+        is_zeroed = *(uint8_t *)value != 0;
+        return RESULT_OK;
+    }
+    return *size == sizeof(size_t) ? RESULT_OK : RESULT_INVALID_PARAMETER;
+}
+
 static void catch_up(void) {
     struct sim_handle *h = sim_from_environment();
     if (h != NULL && sim_lock(h) == 0) {
@@ -204,6 +215,7 @@ API int cuptiFinalize(void) {
     on_request = NULL;
     on_complete = NULL;
     on_timestamp = NULL;
+    is_zeroed = 0;
     memset(&tracing, 0, sizeof tracing);
     tracing_update();
     tracing_unlock();

@@ -134,5 +134,6 @@ typedef void (*complete_function)(void *context, uint32_t stream, uint8_t *buffe
 extern request_function on_request;
 extern complete_function on_complete;
 extern uint64_t (*on_timestamp)(void);
+extern int is_zeroed; /* the client promised buffers of zeros */
 
 #endif
