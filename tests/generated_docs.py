@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import subprocess
@@ -16,9 +17,15 @@ from typing import Any
 
 import click
 
-from analysis import schema
+from analysis import attribute, open_session, schema
+from analysis.attribution import Attribution
+from analysis.budget import Budget
 from analysis.causes import CAUSES
+from analysis.compare import Change, Comparison, compare
+from analysis.conclusion import Verdict
+from analysis.finding import Evidence, Exclusion, Finding, Where
 from analysis.json_schema import attribution_schema, comparison_schema, rounds_schema
+from analysis.timeline import Session
 from probes.cuda.functions import FUNCTIONS
 from probes.engine.names import VOCABULARY
 
@@ -192,6 +199,67 @@ def trigger_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+#: The public interface for notebooks: what it is imported from, and what it is.
+PUBLIC: tuple[tuple[str, Any], ...] = (
+    ("analysis", open_session),
+    ("analysis.timeline", Session),
+    ("analysis", attribute),
+    ("analysis.attribution", Attribution),
+    ("analysis.conclusion", Verdict),
+    ("analysis.finding", Finding),
+    ("analysis.finding", Evidence),
+    ("analysis.finding", Exclusion),
+    ("analysis.finding", Where),
+    ("analysis.budget", Budget),
+    ("analysis.compare", compare),
+    ("analysis.compare", Comparison),
+    ("analysis.compare", Change),
+)
+
+
+def python_page() -> str:
+    """The public Python interface, from its docstrings."""
+    lines = [HEADER, "# Python", ""]
+    lines += [
+        "For notebooks and scripts; [sessions.md](sessions.md) begins with examples. Times are int "
+        "ns of CLOCK_MONOTONIC, shares lie in [0, 1], null is None.",
+        "",
+    ]
+    for module, item in PUBLIC:
+        lines += [f"## {item.__name__}", "", f"`from {module} import {item.__name__}`", ""]
+        lines += _documented(item, item.__name__)
+        if inspect.isclass(item):
+            for name, member in vars(item).items():
+                is_property = isinstance(member, property)
+                if name.startswith("_") or not (is_property or inspect.isfunction(member)):
+                    continue
+                lines += [f"### {item.__name__}.{name}", ""]
+                lines += _documented(member.fget if is_property else member, name, is_property)
+    return "\n".join(lines)
+
+
+def _documented(item: Any, name: str, is_property: bool = False) -> list[str]:
+    """Signature and docstring as they are in the source."""
+    signature = "" if is_property or inspect.isclass(item) else _signature(item)
+    text = inspect.getdoc(item) or ""
+    assert text, f"{name} has no docstring"
+    head = [f"{name}{signature}", ""]
+    return ["```text", *(head if signature else []), text, "```", ""]
+
+
+def _signature(item: Any) -> str:
+    """Parameters and types; defaults that are no plain value are left out."""
+    found = inspect.signature(item)
+    parameters = []
+    for parameter in found.parameters.values():
+        is_plain = isinstance(parameter.default, (int, float, str, bool, type(None)))
+        if parameter.default is not inspect.Parameter.empty and not is_plain:
+            parameter = parameter.replace(default=...)
+        if parameter.name != "self":
+            parameters.append(parameter)
+    return str(found.replace(parameters=parameters)).replace("'", "").replace("Ellipsis", "...")
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "causes.md": cause_page,
     "commands.md": command_page,
@@ -201,6 +269,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "json-by-mark.schema.json": lambda: schema_page(rounds_schema()),
     "json-diff.schema.json": lambda: schema_page(comparison_schema()),
     "metrics.md": metric_page,
+    "python.md": python_page,
     "tables.md": table_page,
     "triggers.md": trigger_page,
 }
