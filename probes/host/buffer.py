@@ -15,6 +15,11 @@ from probes.host.pacing import Pacer
 from probes.probe import Batch, SourceReport, make_batch
 
 SECOND_NS = 1_000_000_000
+#: A probe samples less often while a sample takes more than this share of the interval: a tree of
+#: thousands of threads must not cost a CPU.
+MAX_SHARE = 0.03
+#: Longest interval that it falls back to.
+SLOWEST_NS = 10 * SECOND_NS
 
 
 class RowBuffer:
@@ -72,6 +77,7 @@ class BeatProbe:
         self.tables: Sequence[Table] = (table,)
         self.period_ns = interval_ns
         self._clock = clock
+        self._interval_ns = interval_ns
         self._pacer = Pacer(interval_ns)
         self._buffer = RowBuffer(table, hold_ns if interval_ns < hold_ns else 0)
         self._files = HeldFiles()
@@ -94,8 +100,13 @@ class BeatProbe:
         return self._buffer.take(now_ns, is_last=True)
 
     def report(self) -> SourceReport:
-        """Return what was sampled, at what CPU time."""
-        return SourceReport(self.name, self._buffer.n_rows, 0, self._cost_ns)
+        """Return what was sampled, at what CPU time, and at which interval."""
+        interval_ns = self._pacer.interval_ns
+        note = ""
+        if interval_ns > self._interval_ns:
+            note = f"there is much to look at, so it looks every {interval_ns / 1e9:g} s"
+        details = {"interval_ns": interval_ns}
+        return SourceReport(self.name, self._buffer.n_rows, 0, self._cost_ns, note, details)
 
     def sample(self, now_ns: int) -> list[dict[str, Any]]:
         """Return the rows of one sample, each a dict by column.
@@ -108,4 +119,15 @@ class BeatProbe:
     def _take_sample(self, now_ns: int) -> None:
         begin = time.thread_time_ns()
         self._buffer.add(self.sample(now_ns), now_ns)
-        self._cost_ns += time.thread_time_ns() - begin
+        spent_ns = time.thread_time_ns() - begin
+        self._cost_ns += spent_ns
+        self._pace(spent_ns)
+
+    def _pace(self, spent_ns: int) -> None:
+        """Sample less often when a sample costs too much, and more often again when it does not."""
+        interval_ns = self._pacer.interval_ns
+        slowest_ns = max(SLOWEST_NS, self._interval_ns)
+        if spent_ns > MAX_SHARE * interval_ns and interval_ns < slowest_ns:
+            self._pacer.change(min(2 * interval_ns, slowest_ns))
+        elif spent_ns < MAX_SHARE / 4 * interval_ns and interval_ns > self._interval_ns:
+            self._pacer.change(max(interval_ns // 2, self._interval_ns))

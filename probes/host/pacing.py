@@ -14,6 +14,15 @@ class Pacer:
         self._interval_ns = interval_ns
         self._due_ns: int | None = None
 
+    @property
+    def interval_ns(self) -> int:
+        """Time between two samples as it is now."""
+        return self._interval_ns
+
+    def change(self, interval_ns: int) -> None:
+        """Take another interval from the next sample on."""
+        self._interval_ns = interval_ns
+
     def begin(self, now_ns: int) -> None:
         """Make the next sample due one interval from now."""
         self._due_ns = now_ns + self._interval_ns

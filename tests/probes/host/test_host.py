@@ -164,12 +164,12 @@ def throttled_group() -> Iterator[tuple[str, Path]]:
         try:
             if mount.controllers:
                 inner.mkdir()
-                (inner / "cpu.cfs_period_us").write_text("20000")
-                (inner / "cpu.cfs_quota_us").write_text("4000")
+                (inner / "cpu.cfs_period_us").write_text("50000")
+                (inner / "cpu.cfs_quota_us").write_text("1000")
             else:
                 (outer / "cgroup.subtree_control").write_text("+cpu")
                 inner.mkdir()
-                (inner / "cpu.max").write_text("4000 20000")
+                (inner / "cpu.max").write_text("1000 50000")
         except OSError:
             if inner.exists():
                 inner.rmdir()
@@ -205,9 +205,9 @@ def test_a_real_quota_throttles_and_is_told(throttled_group: tuple[str, Path]) -
         child.kill()
         child.wait()
     first, last = samples[0][path], samples[1][path]
-    assert last["cpu_quota_ns"] == 4_000_000
-    assert last["cpu_period_ns"] == 20_000_000
-    assert last["n_cpu_throttled"] - first["n_cpu_throttled"] >= 5
+    assert last["cpu_quota_ns"] == 1_000_000
+    assert last["cpu_period_ns"] == 50_000_000
+    assert last["n_cpu_throttled"] - first["n_cpu_throttled"] >= 3
     throttled_ns = last["cpu_throttled_ns"] - first["cpu_throttled_ns"]
     assert throttled_ns > 0.3 * (last["time_ns"] - first["time_ns"])
     assert samples[1]["host"]["cpu_busy_ns"] >= samples[0]["host"]["cpu_busy_ns"]

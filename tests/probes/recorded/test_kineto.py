@@ -153,6 +153,18 @@ def test_syncs_tell_the_device_and_stream_of_their_calls(tmp_path):
     assert tables["gpu_activity"].num_rows == 1
 
 
+def test_kernels_of_one_graph_share_its_launch_which_counts_once(tmp_path):
+    events = [launch(7, 10, 5, "cudaGraphLaunch")]
+    events += [kernel(7, 20 + 10 * i, 8, f"part{i}", **{"graph id": 3}) for i in range(4)]
+    _, tables = read_all(write_trace(tmp_path / "t.json", events))
+    [call] = tables["cuda_call"].to_pylist()
+    assert (call["kind"], call["device"], call["stream"]) == ("graph_launch", 0, 7)
+    assert call["kernel"] is None and call["is_first_seen"] is None
+    rows = tables["gpu_activity"].to_pylist()
+    assert [(row["correlation_id"], row["graph_id"]) for row in rows] == [(7, 3)] * 4
+    assert {row["name"] for row in rows} == {f"part{i}" for i in range(4)}
+
+
 def test_odd_events_are_counted_and_the_others_kept(tmp_path):
     events = [
         launch(1, 1),
