@@ -215,9 +215,12 @@ def command(
         remove_place(cupti)
         raise
     loading = None if causes else _begin_loading()
-    from tracer.lean_arrow import make_arrow_lean
+    from tracer.lean_arrow import give_memory_back, make_arrow_lean
+    from tracer.lean_heap import make_heap_lean
 
+    make_heap_lean()
     make_arrow_lean()
+    give_memory_back()
     from probes.registry import CanaryOptions
     from tracer.captures import CaptureOptions
     from tracer.follow import Service

@@ -1,0 +1,35 @@
+"""The allocator's settings, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tracer.lean_heap import HEAPS
+
+SCRIPT = """
+import threading
+from pathlib import Path
+from tracer.lean_heap import make_heap_lean
+make_heap_lean()
+def resident_kb():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+before = resident_kb()
+blocks = [bytes([1]) * (300 << 10) for _ in range(100)]
+full = resident_kb()
+# A small block behind them would keep the top of an ordinary heap in place.
+kept = bytes([1]) * 1000
+del blocks
+print(full - before, resident_kb() - before)
+"""
+
+
+def test_large_blocks_are_given_back_when_they_are_free():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60
+    )
+    used_kb, left_kb = map(int, done.stdout.split())
+    assert used_kb > 25_000
+    assert left_kb < 5_000
+    assert HEAPS >= 1
