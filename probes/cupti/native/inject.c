@@ -81,10 +81,14 @@ static void end(int is_exit) {
 }
 
 static void *help(void *unused) {
+    cpu_set_t anywhere;
     uint64_t flushed = 0;
     (void)unused;
     prctl(PR_SET_NAME, "tracer-cupti");
-    /* It takes no CPU from a thread that runs. */
+    /* It takes no CPU from a thread that runs, and shares none that the launching thread is bound
+     * to where the cgroup allows another. */
+    memset(&anywhere, 0xff, sizeof anywhere);
+    sched_setaffinity(0, sizeof anywhere, &anywhere);
     sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){0});
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), HELPER_NICE);
     while (!atomic_load(&is_ending)) {
