@@ -12,6 +12,9 @@ from analysis.schema import PROCESS_SAMPLE
 from probes.host.process import ProcessProbe
 
 
+S = 10**9
+
+
 class Targets:
     def __init__(self, *pids: int) -> None:
         self.now = set(pids)
@@ -75,13 +78,14 @@ def test_processes_that_vanish_are_skipped() -> None:
 
 
 def test_sampled_once_per_interval() -> None:
-    probe = ProcessProbe(Targets(os.getpid()), hold_ns=0, interval_ns=100)
-    assert [len(rows_of(probe, now)) for now in (1000, 1050, 1100, 1199, 1200)] == [1, 0, 1, 0, 1]
+    probe = ProcessProbe(Targets(os.getpid()), hold_ns=0, interval_ns=100 * S)
+    times = (1000 * S, 1050 * S, 1100 * S, 1199 * S, 1200 * S)
+    assert [len(rows_of(probe, now)) for now in times] == [1, 0, 1, 0, 1]
 
 
 def test_fast_samples_are_handed_over_in_bulk() -> None:
-    probe = ProcessProbe(Targets(os.getpid()), interval_ns=100, hold_ns=1000)
-    counts = [len(rows_of(probe, now)) for now in range(0, 2200, 100)]
+    probe = ProcessProbe(Targets(os.getpid()), interval_ns=100 * S, hold_ns=1000 * S)
+    counts = [len(rows_of(probe, now)) for now in range(0, 2200 * S, 100 * S)]
     assert counts == [0] * 10 + [11] + [0] * 10 + [11]
     assert sum(batch.rows.num_rows for batch in probe.stop()) == 1
     assert probe.report().n_rows == 23
