@@ -11,7 +11,6 @@ import pyarrow as pa
 from analysis.schema import PROCESS_SAMPLE
 from probes.host.process import ProcessProbe
 
-
 S = 10**9
 
 
