@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -13,6 +14,7 @@ from analysis.facts import Facts
 from analysis.finding import Finding, Status
 from analysis.report.terminal import WIDTH
 from analysis.report.words import duration_text, evidence_text, place_text
+from analysis.threads import Absences, load_absences
 from analysis.timeline import Session
 
 #: Intervals and calls that are listed; the rest is counted.
@@ -148,11 +150,36 @@ def _spans(finding: Finding, attribution: Attribution, session: Session) -> list
     shown = sorted(longest.values(), key=lambda call: -call["duration_ns"])[:_N_CALLS]
     if shown:
         lines += ["", "  LONGEST CALLS IN THEM"]
+    absences = load_absences(session)
     for call in shown:
         begin = (call["start_ns"] - attribution.start_ns) / 1e9
         took = duration_text(call["duration_ns"])
-        lines.append(f"  - {call['function']} of thread {call['tid']} at {begin:.6f} s: {took}")
+        text = f"{call['function']} of thread {call['tid']} at {begin:.6f} s: {took}"
+        if absences is not None:
+            text += f" ({_split(absences, call)})"
+        lines += _wrap(text, "  - ")
     return lines
+
+
+def _split(absences: Absences, call: dict[str, Any]) -> str:
+    """Where the time of one call went, by what the scheduler saw of its thread."""
+    begin, end = call["start_ns"], call["start_ns"] + call["duration_ns"]
+    is_own = (absences.tid == call["tid"]) & (absences.start < end) & (absences.end > begin)
+    own = absences.pick(is_own)
+    away = int((np.minimum(own.end, end) - np.maximum(own.start, begin)).sum())
+    waited = np.maximum(np.minimum(own.end, end) - np.maximum(own.ready, begin), 0)
+    ready = int(waited.sum())
+    parts = []
+    if ready:
+        worst = int(np.argmax(waited))
+        pid, _tid, name = absences.culprits[int(own.culprit[worst])]
+        whom = f", mostly for {name or '?'}" + ("" if pid is None else f" (pid {pid})")
+        parts.append(f"{duration_text(ready)} ready but waiting for a CPU{whom}")
+    if away - ready > 0:
+        parts.append(f"{duration_text(away - ready)} asleep")
+    running = call["duration_ns"] - away
+    parts.append(f"{duration_text(max(running, 0))} on a CPU inside the call")
+    return "; ".join(parts)
 
 
 def _others(slug: str, findings: list[Finding]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +115,20 @@ def test_fail_on_what_could_not_be_told(blind: str, capsys):
 def test_fail_on_what_would_never_fail_is_refused(delayed: str, capsys, fail_on: str, said: str):
     assert cli.run(["analyze", delayed, "--fail-on", fail_on]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_explain_splits_the_longest_calls(tmp_path: Path, capsys):
+    service = Service(seed=5)
+    held = {"occupant_pid": 99, "occupant_tid": 99, "occupant_name": "stress-ng"}
+    while service.now < service.start + 12 * S:
+        begin = service.now
+        service.absent(begin + MS, begin + 19 * MS, "running", 18 * MS, **held)
+        service.launch_kernel(3, 20 * MS)
+        service.decode_step()
+    path = str(service.session(tmp_path / "s.tracer").path)
+    assert cli.run(["analyze", path, "--explain", "launch.cpu_delay"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "20 ms (18 ms ready but waiting for a CPU, mostly for stress-ng (pid 99); 2 ms on a CPU "
+        "inside the call)"
+    ) in text
