@@ -87,7 +87,7 @@ def exclusion(facts: Facts, launcher: Launcher) -> Exclusion | None:
     return Exclusion(
         CPU_DELAY,
         f"the launching process was {what} for {seconds:.3f} s in all, at most "
-        f"{longest / 1e6:.2g} ms at a time",
+        f"{longest / 1e6:.3g} ms at a time",
         Evidence("off_cpu_of_launching_process", round(seconds, 6), "s", len(own), "offcpu"),
     )
 
