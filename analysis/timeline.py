@@ -62,17 +62,22 @@ def open_session(path: str | Path) -> Session:
 
 
 class Session:
-    """One recording: its manifest and its tables."""
+    """One recording: its manifest and its tables.
+
+    Attributes:
+        path: Its directory.
+        manifest: What was recorded, where, from which sources, and what was lost.
+        problems: One sentence per segment that could not be read; it grows as tables are read.
+        is_range: Whether it is a range of a session, made by :meth:`between`.
+    """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
-        #: One sentence per segment that could not be read; it grows as tables are read.
         self.problems: list[str] = []
         self._damaged: dict[str, set[str]] = {}
         self._segments: dict[str, list[Path]] = {}
         self._bounds: tuple[int, int] | None = None
-        #: Whether it is a range of a session, made by :meth:`between`.
         self.is_range = False
 
     def between(self, start_ns: int, end_ns: int) -> Session:
