@@ -204,9 +204,9 @@ class Pairing:
         self._open_id = call_id[stays]
         self._open_parent = parent[stays]
         self._open_doubtful = np.zeros(len(stays), np.bool_)
-        done: _I64 | slice = np.flatnonzero(found.state == ENDED)
-        if len(done) and done[-1] - done[0] + 1 == len(done):
-            done = slice(int(done[0]), int(done[-1]) + 1)
+        ended = np.flatnonzero(found.state == ENDED)
+        is_run = len(ended) > 0 and ended[-1] - ended[0] + 1 == len(ended)
+        done: _I64 | slice = slice(int(ended[0]), int(ended[-1]) + 1) if is_run else ended
         return Calls(
             entries[done],
             call_id[done],
