@@ -12,10 +12,12 @@ from analysis.attribution import Attribution
 from analysis.budget import Budget
 from analysis.finding import Finding, Status
 from analysis.report.html.panel import Ints, Scale
-from analysis.report.words import REASON_TEXT, STATE_TEXT
+from analysis.report.words import REASON_TEXT, STATE_TEXT, duration_text
 
 #: Layers below this share of the recording are drawn together.
 _LITTLE = 0.003
+#: A budget over less of the recording than this is said to be over a part of it.
+_MOST = 0.97
 #: Findings that are marked above the timeline.
 MAX_MARKS = 8
 #: Marks closer than this part of the recording are drawn as one.
@@ -157,6 +159,8 @@ def _device(budget: Budget, findings: list[Finding], scale: Scale) -> DeviceBudg
     totals.sort(key=lambda item: -item[1])
     title = "Device" if budget.device is None else f"GPU {budget.device}"
     basis = "device times" if budget.is_timed else "the host's calls and the utilisation"
+    if whole < _MOST * (scale.end_ns - scale.start_ns):
+        basis += f", for the {duration_text(whole)} that hold full detail"
     chart = {
         "x": scale.x(edges),
         "layers": layers,

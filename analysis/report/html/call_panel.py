@@ -27,7 +27,7 @@ def call_panel(facts: Facts, scale: Scale) -> Panel:
         "A long launch alone proves nothing: first uses and full queues are long in health.",
     )
     rate = Chart("Launches", "1/s", style="step")
-    latency = Chart("Launch latency", "µs", style="step", note="logarithmic; by nearest rank")
+    latency = Chart("Launch latency", "µs", style="step", note="by nearest rank")
     waiting = Chart("Threads inside a sync", "threads", style="step")
     if facts.session.has("call_second"):
         _add_summaries(facts.session, scale, rate, latency, waiting)

@@ -21,6 +21,7 @@ from analysis.attribution import Attribution, attribute
 from analysis.causes import cause as declaration
 from analysis.facts import Facts
 from analysis.finding import Finding, Status
+from analysis.kept import Kept
 from analysis.report.files import LibraryError, replaced
 from analysis.report.html import recording
 from analysis.report.html.budget_chart import DeviceBudget, device_budgets, listed
@@ -48,8 +49,12 @@ PANELS: tuple[Callable[[Facts, Scale], Panel], ...] = (
 
 
 def window_ns(session: Session) -> int:
-    """Return the length in ns of the windows that the report's budget is computed for."""
-    return max(session.duration_ns // N_WINDOWS, SHORTEST_WINDOW_NS)
+    """Return the length in ns of the windows that the report's budget is computed for: of a long
+    recording, fit for its last stretch with full detail, which the budget is about.
+    """
+    stretches = Kept.read(session.path).detailed(session.start_ns, session.end_ns)
+    begin, end = stretches[-1] if stretches else (session.start_ns, session.end_ns)
+    return max((end - begin) // N_WINDOWS, SHORTEST_WINDOW_NS)
 
 
 def write_report(session: Session, path: Path, *, force: bool = False) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow.compute as pc
@@ -12,6 +13,8 @@ from analysis.facts import Facts
 from analysis.report.html.panel import how_to_record
 from analysis.report.words import duration_text, shown
 
+#: A wall clock beyond this (the year 2200) is damage.
+_LAST_NS = 7_258_118_400 * 1_000_000_000
 #: Rows of a table of the page; the session has the rest.
 MAX_ROWS = 60
 
@@ -184,7 +187,12 @@ def facts_line(facts: Facts) -> list[tuple[str, str]]:
         table = facts.session.table("clock_anchor", columns=["time_ns", "error_ns"])
         if table.num_rows:
             clocks = duration_text(pc.max(table["error_ns"]).as_py())
+    began = ""
+    if manifest.start_realtime_ns is not None and 0 <= manifest.start_realtime_ns < _LAST_NS:
+        at = datetime.fromtimestamp(manifest.start_realtime_ns // 1_000_000_000, timezone.utc)
+        began = f"{at:%Y-%m-%d %H:%M:%S} UTC"
     pairs = [
+        ("Began", began),
         ("Recorded", f"{(facts.end_ns - facts.start_ns) / 1e9:.1f} s"),
         ("GPUs", devices),
         ("Processes", f"{len(manifest.targets):,}"),

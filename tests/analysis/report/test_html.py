@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from analysis import attribute, open_session
+from analysis.kept import Kept
 from analysis.report.files import OutputError
 from analysis.report.html import page, write_report
 from tests.analysis.builder import S, Service, SessionBuilder
@@ -244,3 +245,20 @@ def test_a_long_recording_is_drawn_from_its_exact_counts(tmp_path: Path) -> None
     assert launches["y"][at] == 0
     assert charts["Launch latency"][0]["y"][0] == 10.0
     assert "kept for parts of this recording only" in Reader(text).words
+
+
+def test_the_windows_fit_what_holds_full_detail(tmp_path: Path) -> None:
+    session = SessionBuilder(tmp_path / "s.tracer", start_ns=0, end_ns=4 * 3600 * S).write()
+    assert page.window_ns(session) == 18 * S
+    kept = Kept(detail_from_ns=4 * 3600 * S - 400 * S)
+    (session.path / "kept.json").write_text(kept.to_json())
+    assert page.window_ns(session) == S // 2
+
+
+def test_the_begin_is_told_by_the_wall_clock_unless_it_is_damaged(tmp_path: Path) -> None:
+    for name, at, is_told in (("a", 1_700_000_000 * S, True), ("b", 1 << 62, False)):
+        session = SessionBuilder(
+            tmp_path / name, start_ns=0, end_ns=S, start_realtime_ns=at
+        ).write()
+        words = Reader(page.render(session, attribute(session))).words
+        assert ("2023-11-14 22:13:20 UTC" in words) is is_told

@@ -27,13 +27,15 @@
   const css = (name) => getComputedStyle(page).getPropertyValue(name).trim();
   // Plotly reads some marks in text as HTML: names are shown as they are.
   const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const whole = [0, Math.max(data.seconds, 1e-6)];
+  const [factor, unit] = data.seconds > 10800 ? [3600, "h"] : data.seconds > 600 ? [60, "min"] : [1, "s"];
+  const inUnit = (times) => (factor === 1 ? times : times.map((time) => time / factor));
+  const whole = [0, Math.max(data.seconds, 1e-6) / factor];
   const charts = [];
   let range = whole.slice();
 
   const layout = (height, bottom) => ({
     height,
-    margin: { l: MARGIN.l, r: MARGIN.r, t: 6, b: bottom },
+    margin: { l: MARGIN.l, r: MARGIN.r, t: 10, b: bottom },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--soft") },
@@ -42,7 +44,7 @@
     hovermode: "x unified",
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 } },
     xaxis: {
-      range: range.slice(), ticksuffix: " s", gridcolor: css("--grid"), zeroline: false,
+      range: range.slice(), ticksuffix: " " + unit, gridcolor: css("--grid"), zeroline: false,
       nticks: coarse ? 5 : 10, hoverformat: ".3f", fixedrange: coarse, tickangle: 0,
       showline: true, linecolor: css("--line"),
     },
@@ -51,7 +53,7 @@
 
   const budget = (item) => {
     const traces = item.layers.map((layer) => ({
-      type: "scatter", mode: "lines", x: item.x, y: layer.y, name: plain(layer.name),
+      type: "scatter", mode: "lines", x: inUnit(item.x), y: layer.y, name: plain(layer.name),
       stackgroup: "time", line: { shape: "hv", width: 0.5, color: css("--k-" + layer.key) },
       fillcolor: css("--k-" + layer.key),
       fillpattern: layer.pattern
@@ -76,17 +78,18 @@
       shape.annotations = [];
       item.marks.forEach((mark, index) => {
         const colour = css(mark.is_proven ? "--bad" : "--doubtful");
-        for (const [begin, end] of mark.spans) {
+        const spans = mark.spans.map(inUnit);
+        for (const [begin, end] of spans) {
           shape.shapes.push({
             type: "rect", xref: "x", yref: "y2", x0: begin, x1: end, y0: index, y1: index + 0.4,
             fillcolor: mark.is_proven ? colour : "rgba(0,0,0,0)",
             line: { color: colour, width: 1.5, dash: mark.is_proven ? "solid" : "dot" },
           });
         }
-        const [first] = mark.spans[0];
+        const [first] = spans[0];
         const isLate = first > whole[0] + 0.6 * whole[1];
         shape.annotations.push({
-          xref: "x", yref: "y2", x: isLate ? mark.spans[mark.spans.length - 1][1] : first, y: index - 0.25, showarrow: false,
+          xref: "x", yref: "y2", x: isLate ? spans[spans.length - 1][1] : first, y: index - 0.25, showarrow: false,
           xanchor: isLate ? "right" : "left", borderpad: 0,
           text: plain(`${mark.number} ${mark.name}${mark.is_proven ? "" : " (not proven)"}`),
           font: { size: 11, color: css("--ink") },
@@ -101,14 +104,15 @@
   const rows = (chart) => {
     const isStack = chart.style === "stack";
     const shape = layout(130, 20);
-    const isLog = chart.unit === "µs";
+    const told = chart.unit === "µs" ? chart.lines.flatMap((line) => line.y).filter((y) => y > 0) : [];
+    const isLog = told.length > 0 && Math.max(...told) > 8 * Math.min(...told);
     shape.yaxis.rangemode = "tozero";
     if (isLog) Object.assign(shape.yaxis, { type: "log", tickvals: LOG_TICKS, rangemode: "normal" });
     else if (chart.top) shape.yaxis.range = [0, chart.top * 1.02];
     const traces = chart.lines.map((line, index) => {
       const colour = line.is_limit ? css("--limit") : css("--line-" + (index % 8));
       const trace = {
-        type: "scatter", name: plain(line.name), x: line.x, y: line.y, connectgaps: false,
+        type: "scatter", name: plain(line.name), x: inUnit(line.x), y: line.y, connectgaps: false,
         mode: chart.style === "points" ? "markers" : "lines",
         marker: { color: colour, size: 5, symbol: index },
         line: { color: colour, width: line.is_limit ? 1 : 1.5, dash: line.is_limit ? "dot" : DASHES[index % 8],
@@ -158,7 +162,7 @@
 
   const showRange = () => {
     document.getElementById("range").textContent =
-      `${range[0].toFixed(2)} s to ${range[1].toFixed(2)} s of ${whole[1].toFixed(1)} s`;
+      `${range[0].toFixed(2)} to ${range[1].toFixed(2)} of ${whole[1].toFixed(2)} ${unit}`;
     page.dataset.range = range.join(" ");
   };
   let isMoving = false;
@@ -234,7 +238,7 @@
   });
   document.querySelectorAll(".goto").forEach((button) => {
     button.addEventListener("click", async () => {
-      const begin = Number(button.dataset.begin), end = Number(button.dataset.end);
+      const begin = Number(button.dataset.begin) / factor, end = Number(button.dataset.end) / factor;
       const room = Math.max((end - begin) * 0.25, whole[1] * 1e-4);
       await move(begin - room, end + room);
       document.getElementById("budget").scrollIntoView();
