@@ -54,6 +54,7 @@ bench: $(DEV)/.installed
 # The long forms: every scenario with ten seeds, and the counts that CI only samples.
 acceptance: $(DEV)/.installed
 	$(DEV)/bin/python -m tests.e2e.acceptance --runs 10 $(ACCEPTANCE_ARGS)
+	$(DEV)/bin/python -m tests.e2e.harm --rounds 100
 
 # Importers against recordings damaged at random; bad cases are kept in fuzzed/.
 fuzz: $(DEV)/.installed
