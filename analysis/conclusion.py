@@ -451,7 +451,7 @@ def _next_source(facts: Facts) -> str:
         ("offcpu", "the scheduler: tracer record --pid PID as root"),
         ("engine_sample", "the engine: tracer record --pid PID --engine URL"),
         ("gpu_sample", "the GPU: tracer record --pid PID with NVML"),
-        ("gpu_activity", "device times: tracer import TRACE (PyTorch profiler or Nsight Systems)"),
+        ("gpu_activity", "device times: tracer record --cupti -- COMMAND, or tracer import TRACE"),
     )
     for name, text in order:
         if not session.has(name):
