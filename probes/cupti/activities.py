@@ -26,8 +26,11 @@ _Records = npt.NDArray[np.void]
 #: How long an activity waits for its call, and a call for its activities.
 CALL_WAIT_NS = 500_000_000
 ACTIVITY_WAIT_NS = 2_000_000_000
-#: How long a call is kept for further activities (the nodes of a graph), and how many at most.
-CALL_KEPT_NS = 10_000_000_000
+#: How long a call is kept: once it has its activity (the driver's call inside of it may still
+#: come), while it has none, and for the further nodes of a graph; and how many at most.
+ANSWERED_KEPT_NS = 500_000_000
+UNANSWERED_KEPT_NS = 3_000_000_000
+GRAPH_KEPT_NS = 10_000_000_000
 MAX_CALLS = 1 << 18
 #: Devices that CUDA numbers.
 MAX_DEVICES = 64
@@ -60,6 +63,7 @@ _CALL = np.dtype(
         ("end_ns", "<i8"),
         ("tid", "<i8"),
         ("is_answered", "?"),
+        ("has_graph", "?"),
     ]
 )
 
@@ -112,7 +116,9 @@ class ActivityTables:
         is_late = found["end_ns"].astype(np.int64) < now_ns - CALL_WAIT_NS
         is_ready = (row >= 0) | is_late | is_last
         self._waiting = found[~is_ready]
-        self._calls["is_answered"][row[row >= 0]] = True
+        has_call = row >= 0
+        self._calls["is_answered"][row[has_call]] = True
+        self._calls["has_graph"][row[has_call & (found["graph"] > 0)]] = True
         if is_ready.any():
             yield self._activities(found[is_ready], row[is_ready])
         self._forget_calls(now_ns)
@@ -140,12 +146,12 @@ class ActivityTables:
         added["start_ns"] = records["start_ns"]
         added["end_ns"] = records["end_ns"]
         added["tid"] = records["thread"]
-        calls = np.concatenate((self._calls, added))
-        order = np.lexsort((-calls["end_ns"], calls["start_ns"], calls["correlation"]))
-        calls = calls[order]
-        is_outer = np.ones(len(calls), bool)
-        is_outer[1:] = calls["correlation"][1:] != calls["correlation"][:-1]
-        self._calls = calls[is_outer]
+        known = self._calls
+        if len(known) and added["correlation"].min() <= known["correlation"][-1]:
+            # Rarely: the numbers grow, so that what is new mostly follows what is known.
+            self._calls = _outermost(np.concatenate((known, added)))
+        else:
+            self._calls = np.concatenate((known, _outermost(added)))
 
     def _call_rows(self, correlation: _I64) -> _I64:
         """Row of the call of each correlation id, -1 where it is not known."""
@@ -157,13 +163,17 @@ class ActivityTables:
 
     def _forget_calls(self, now_ns: int) -> None:
         calls = self._calls
-        is_kept = calls["end_ns"] > now_ns - CALL_KEPT_NS
+        kept_ns = np.where(calls["is_answered"], ANSWERED_KEPT_NS, UNANSWERED_KEPT_NS)
+        kept_ns[calls["has_graph"]] = GRAPH_KEPT_NS
+        is_kept = calls["end_ns"] > now_ns - kept_ns
         if len(calls) > MAX_CALLS:
             newest = np.argpartition(calls["start_ns"], -MAX_CALLS)[-MAX_CALLS:]
             is_newest = np.zeros(len(calls), bool)
             is_newest[newest] = True
             is_kept &= is_newest
         self._calls = calls[is_kept]
+        if len(self._cut) > MAX_CALLS:
+            self._cut.intersection_update(self._calls["correlation"].tolist())
 
     def _activities(self, found: _Records, row: _I64) -> Batch:
         order = np.argsort(found["start_ns"], kind="stable")
@@ -249,6 +259,22 @@ class ActivityTables:
             "name": names,
         }
         yield make_batch(ANNOTATION, columns)
+
+
+def _outermost(calls: _Records) -> _Records:
+    """One call for each correlation id, in their order: the one that began first and ended last.
+
+    What is known of the others goes with it.
+    """
+    order = np.lexsort((-calls["end_ns"], calls["start_ns"], calls["correlation"]))
+    calls = calls[order]
+    is_outer = np.ones(len(calls), bool)
+    is_outer[1:] = calls["correlation"][1:] != calls["correlation"][:-1]
+    first = np.flatnonzero(is_outer)
+    result = calls[first]
+    for flag in ("is_answered", "has_graph"):
+        result[flag] = np.logical_or.reduceat(calls[flag], first)
+    return result
 
 
 def _nullable(values: npt.NDArray[Any], is_known: npt.NDArray[np.bool_]) -> pa.Array:

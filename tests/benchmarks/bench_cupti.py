@@ -36,6 +36,9 @@ LAUNCHES = 200_000
 N_RECORDS = 2_000_000
 #: Records handed to the reader at once.
 CHUNK = 50_000
+#: Time between two drains, and the launches in it at 20,000 a second.
+PERIOD_NS = CuptiProbe.period_ns
+DRAINED = 20_000 * PERIOD_NS // 1_000_000_000
 WINDOW = {"window_ns": 100_000_000, "every_ns": 1_000_000_000}
 MODES: dict[str, dict[str, int] | None] = {"bare": None, "off": None, "on": {}, "windowed": WINDOW}
 
@@ -138,7 +141,19 @@ def reader() -> None:
         records["start_ns"] += np.uint64(CHUNK * 1000)
         records["end_ns"] += np.uint64(CHUNK * 1000)
     spent = time.thread_time() - begin
-    print(f"cupti_rows {rounds * CHUNK / spent:.0f} rows/s - -", flush=True)
+    print(f"cupti_rows {rounds * CHUNK / spent:.0f} rows/s - -")
+    tables = ActivityTables(1, lambda _: "_Z4axpyPfS_i")
+    records = records[: 2 * DRAINED]
+    now, begin = int(records["end_ns"].max()), time.thread_time()
+    for _ in range(200):
+        for _ in tables.add(records, now):
+            pass
+        records["correlation"] += np.uint32(DRAINED)
+        records["start_ns"] += np.uint64(PERIOD_NS)
+        records["end_ns"] += np.uint64(PERIOD_NS)
+        now += PERIOD_NS
+    share = (time.thread_time() - begin) / (200 * PERIOD_NS / 1e9)
+    print(f"cupti_reader_at_20k {100 * share:.1f} % - -", flush=True)
 
 
 def main() -> None:

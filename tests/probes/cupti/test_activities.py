@@ -47,6 +47,16 @@ def test_the_outermost_of_the_calls_with_one_id_is_the_one_that_submitted() -> N
     assert (row["call_start_ns"], row["call_duration_ns"], row["tid"]) == (100, 300, 11)
 
 
+def test_an_outer_call_that_comes_later_takes_the_place_of_the_inner() -> None:
+    tables = ActivityTables(7, lambda _: None)
+    (row,) = add(tables, call(NOW - 600, NOW - 500, 1), kernel(NOW - 400, NOW - 300, 1))
+    assert row["call_start_ns"] == NOW - 600
+    assert add(tables, call(NOW - 700, NOW - 450, 1)) == []
+    (node,) = add(tables, kernel(NOW - 200, NOW - 100, 1))
+    assert node["call_start_ns"] == NOW - 700
+    assert tables.unanswered_ns(is_all=False) is None, "it has its activity already"
+
+
 def test_an_activity_waits_for_its_call_but_not_for_ever() -> None:
     tables = ActivityTables(7, lambda _: None)
     run = NOW - 1000, NOW - 500

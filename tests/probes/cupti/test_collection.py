@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from probes.cupti import ring
 from probes.cupti.probe import CuptiOptions, CuptiProbe
 from probes.cupti.rendezvous import Rendezvous
+from probes.cupti.ring import RingFile
 from probes.probe import ProbeError
 from probes.targets import TargetTree
 from tests.probes.cupti.conftest import Collection
@@ -161,6 +163,25 @@ def test_a_recorder_that_shows_no_life_is_not_served(machine: Machine, tmp_path:
     time.sleep(0.2)
     assert "libcupti.so" not in Path(f"/proc/{process.pid}/maps").read_text()
     meeting.close(remove=False)
+
+
+def test_collection_ends_by_itself_when_the_recorder_shows_no_more_life(
+    machine: Machine, tmp_path: Path
+) -> None:
+    collection = Collection(machine, tmp_path)
+    meeting = Rendezvous(collection.directory)
+    meeting.switch(True, time.monotonic_ns() - 4_200_000_000)
+    machine.start("launches=0", "rate=1000", **collection.variables)
+    (path,) = collection.directory.glob("ring-*")
+    found = RingFile(path)
+    for _ in range(200):
+        if found.header()["state"] != ring.ON:
+            break
+        time.sleep(0.02)
+    assert found.header()["state"] == ring.OFF
+    assert found.header()["on_ns"] < found.header()["off_ns"]
+    meeting.close(remove=False)
+    found.close(remove=True)
 
 
 def test_a_recording_can_begin_and_end_while_the_program_runs(
