@@ -25,6 +25,7 @@ from analysis.compare import Change, Comparison, compare
 from analysis.conclusion import Verdict
 from analysis.finding import Evidence, Exclusion, Finding, Where
 from analysis.json_schema import attribution_schema, comparison_schema, rounds_schema
+from analysis.report.views import VIEWS
 from analysis.timeline import Session
 from probes.cuda.functions import FUNCTIONS
 from probes.engine.names import VOCABULARY
@@ -260,9 +261,33 @@ def _signature(item: Any) -> str:
     return str(found.replace(parameters=parameters)).replace("'", "").replace("Ellipsis", "...")
 
 
+def export_page() -> str:
+    """What a session becomes for other tools."""
+    lines = [HEADER, "# Exports", "", "`tracer export FORMAT SESSION`", ""]
+    lines += [
+        "* `perfetto`: Perfetto's own format, for https://ui.perfetto.dev and its tools. A track "
+        "per process and thread with its calls (the kernel is an argument of a launch), below it "
+        "the time off the CPU and who had the CPU; a track per GPU and stream with the device's "
+        "activities, joined to their launches by flows; counters of GPUs, threads, the host and "
+        "the engine; the findings and the leading state of each window as slices.",
+        "* `chrome`: the same as Chrome's JSON, about four times as large.",
+        "* `csv`: a file per table, nulls as empty cells.",
+        "* `duckdb`: one database with every table and column as in [tables.md](tables.md), the "
+        "tables `session`, `verdict`, `finding` and `budget`, and these views:",
+        "",
+        "| view | a row is | reads |",
+        "|---|---|---|",
+    ]
+    for view in VIEWS:
+        reads = ", ".join(f"`{name}`" for name in view.needs or ("budget",))
+        lines.append(f"| `{view.name}` | {escaped(view.row)} | {reads} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "causes.md": cause_page,
     "commands.md": command_page,
+    "exports.md": export_page,
     "functions.md": function_page,
     "json.md": json_page,
     "json-analyze.schema.json": lambda: schema_page(attribution_schema()),

@@ -12,59 +12,9 @@ import pyarrow.csv
 from analysis import schema
 from analysis.attribution import Attribution
 from analysis.report.files import LibraryError
+from analysis.report.views import VIEWS
 from analysis.sql import INSTALL
 from analysis.timeline import Session
-
-#: What is asked of a session most, as views over its tables: name, tables it needs, query.
-VIEWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    (
-        "launch",
-        ("cuda_call",),
-        "SELECT * FROM cuda_call WHERE kind IN ('launch', 'graph_launch') AND depth = 0",
-    ),
-    (
-        "named_launch",
-        ("cuda_call", "kernel_function"),
-        "SELECT call.*, named.name AS kernel_name FROM cuda_call AS call LEFT JOIN (SELECT pid, "
-        "kernel, any_value(name) AS name FROM kernel_function GROUP BY pid, kernel) AS named "
-        "USING (pid, kernel) WHERE call.kind = 'launch' AND call.depth = 0",
-    ),
-    (
-        "launch_second",
-        ("cuda_call",),
-        "SELECT (start_ns - origin_ns) // 1000000000 AS second, pid, "
-        "count(*) AS n, quantile_disc(duration_ns, 0.5) AS p50_ns, "
-        "quantile_disc(duration_ns, 0.99) AS p99_ns, max(duration_ns) AS max_ns "
-        "FROM cuda_call, (SELECT start_ns AS origin_ns FROM session) "
-        "WHERE kind IN ('launch', 'graph_launch') AND depth = 0 "
-        "GROUP BY second, pid ORDER BY second, pid",
-    ),
-    (
-        "cpu_wait",
-        ("offcpu",),
-        "SELECT pid, tid, coalesce(occupant_name, taker_name) AS held_by, "
-        "coalesce(occupant_pid, taker_pid) AS held_by_pid, count(*) AS n, "
-        "sum(runnable_ns)::BIGINT AS waited_ns FROM offcpu WHERE runnable_ns > 0 "
-        "GROUP BY pid, tid, held_by, held_by_pid ORDER BY waited_ns DESC",
-    ),
-    (
-        "gpu_second",
-        ("gpu_sample",),
-        "SELECT (time_ns - origin_ns) // 1000000000 AS second, device, "
-        "avg(util_pct) AS util_pct, avg(power_mw) AS power_mw, avg(sm_clock_mhz) AS sm_clock_mhz, "
-        "avg(dram_active_pct) AS dram_active_pct "
-        "FROM gpu_sample, (SELECT start_ns AS origin_ns FROM session) "
-        "GROUP BY second, device ORDER BY second, device",
-    ),
-    (
-        "budget_state",
-        (),
-        "WITH spent AS (SELECT device, state, reason, sum(ns)::BIGINT AS ns FROM budget "
-        "GROUP BY device, state, reason) "
-        "SELECT *, ns / sum(ns) OVER (PARTITION BY device) AS share FROM spent "
-        "ORDER BY device, ns DESC",
-    ),
-)
 
 
 def write_csv(session: Session, folder: Path) -> int:
@@ -126,9 +76,10 @@ def write_duckdb(session: Session, attribution: Attribution, path: Path) -> int:
         for name in session.tables:
             n_rows += _copy_table(connection, session, name)
         _write_answer(connection, session, attribution)
-        for name, needed, query in VIEWS:
-            if all(session.has(table) for table in needed):
-                connection.execute(f"CREATE VIEW {name} AS {query}")
+        for view in VIEWS:
+            if all(session.has(table) for table in view.needs):
+                connection.execute(f"CREATE VIEW {view.name} AS {view.query}")
+                connection.execute(f"COMMENT ON VIEW {view.name} IS {_quoted(view.row)}")
     finally:
         connection.close()
     return n_rows
