@@ -304,7 +304,7 @@ CAUSES = (
         "Syncs or blocking copies that wait for work, each followed by idleness that the host "
         "would have hidden had it not waited.",
         "A sync that only waits for kernels costs nothing.",
-        "Bring device times: tracer import TRACE (PyTorch profiler or Nsight Systems).",
+        "Bring device times: tracer record --cupti -- COMMAND, or tracer import TRACE.",
         "Remove .item(), .cpu() and blocking copies from the step.",
         Needs(("cuda_call",), optional=("gpu_activity", "offcpu", *TABLES[2:])),
         find_sync_stall,

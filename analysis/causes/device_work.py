@@ -203,7 +203,7 @@ CAUSES = (
         "High busy share of work that is neither a wait in a collective nor a copy of the host, "
         "and submissions always waiting.",
         "Launch latency: long launch calls are then back-pressure of a full queue.",
-        "Bring device times: tracer import TRACE (PyTorch profiler or Nsight Systems).",
+        "Bring device times: tracer record --cupti -- COMMAND, or tracer import TRACE.",
         "Nothing is wrong on the host: make the kernels cheaper or add devices.",
         Needs(("gpu_activity", "cuda_call"), optional=("annotation",)),
         find_compute_bound,
@@ -216,7 +216,7 @@ CAUSES = (
         "of it large ones at one common rate, the ceiling of the link; or large copies that take "
         "most of the time in which work waits and no kernel runs, at the link's rate.",
         "Copies that overlap with compute cost nothing.",
-        "Bring device times: tracer import TRACE (PyTorch profiler or Nsight Systems).",
+        "Bring device times: tracer record --cupti -- COMMAND, or tracer import TRACE.",
         "Use pinned memory and another stream, or keep the data on the device.",
         Needs(any_of=(("gpu_activity", "cuda_call"),), optional=("gpu_sample",)),
         find_host_link,
