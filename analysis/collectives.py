@@ -33,6 +33,8 @@ UNMARKED_RATIO = 5
 N_UNMARKED = 5
 #: Largest shift tried where counts differ.
 MAX_SHIFT = 64
+#: Differences of ends that are held at a time.
+_CELLS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,24 @@ def _pair(spans: list[Ints]) -> tuple[Ints, Ints]:
     base = next(item for item in spans if len(item) == n)
     chosen = []
     for item in spans:
-        shifts = range(min(len(item) - n, MAX_SHIFT) + 1)
-        cost = [float(np.median(np.abs(item[k : k + n, 1] - base[:, 1]))) for k in shifts]
-        best = int(np.argmin(cost))
+        best = _best_shift(item[:, 1], base[:, 1])
         chosen.append(item[best : best + n])
     start = np.stack([item[:, 0] for item in chosen], axis=1)
     end = np.stack([item[:, 1] for item in chosen], axis=1)
     return start, end
+
+
+def _best_shift(end: Ints, base: Ints) -> int:
+    """The shift, up to :data:`MAX_SHIFT`, at which ends lie closest to those of the base."""
+    n, n_shifts = len(base), min(len(end) - len(base), MAX_SHIFT) + 1
+    if n_shifts == 1:
+        return 0
+    windows = np.lib.stride_tricks.sliding_window_view(end, n)[:n_shifts]
+    cost: list[float] = []
+    for begin in range(0, n_shifts, rows := max(_CELLS // n, 1)):
+        away = np.abs(windows[begin : begin + rows] - base)
+        cost.extend(np.median(away, axis=1).tolist())
+    return int(np.argmin(cost))
 
 
 def _offsets(end: Ints) -> Ints:
