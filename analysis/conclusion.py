@@ -153,7 +153,7 @@ def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding
             Verdict("unknown", 0.5, Status.UNDECIDED, (), nothing.summary),
             [nothing],
         )
-    if facts.manifest.source("cuda") is not None and _is_blind(facts):
+    if _is_blind(facts) and _had_to_see(facts):
         unseen = Finding(
             "unknown",
             Status.UNDECIDED,
@@ -368,6 +368,16 @@ def _engine_signs(facts: Facts) -> list[_Sign]:
     return signs
 
 
+def _had_to_see(facts: Facts) -> bool:
+    """Whether a recording was to hold CUDA calls: one that was made without them on purpose has
+    other sources, and is judged by these.
+    """
+    manifest = facts.manifest
+    if manifest.origin != "record":
+        return False
+    return manifest.source("cuda") is not None or not manifest.sources
+
+
 def _is_blind(facts: Facts) -> bool:
     """Whether nothing tells what was launched or ran."""
     return facts.calls is None and not facts.activity
@@ -408,9 +418,7 @@ def _gaps(engine: words.EngineSeries) -> npt.NDArray[np.float64]:
     load = load_windows(engine, 5)
     if load is None:
         return np.empty(0)
-    some = (np.nan_to_num(load.generated) > 0) & (load.running > 0)
-    result: npt.NDArray[np.float64] = (load.running * load.length_ns / 1e9)[some]
-    return result / load.generated[some]
+    return load.token_gaps[load.running > 0]
 
 
 def _unknown(facts: Facts, ranked: list[Finding], signs: list[_Sign]) -> Finding:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from analysis import engine as words
 from analysis.causes.declaration import Cause, Needs
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
@@ -19,6 +22,12 @@ TENSOR_PCT = 40.0
 #: Utilisation in % from which the device works all the time.
 BUSY_PCT = 85.0
 N_SAMPLES = 5
+#: Share of the scrapes at which requests must have waited for the device.
+WAITING_SHARE = 0.5
+#: Rise of the time between tokens from the first third of the recording to the last, at a like
+#: number of requests (within a fifth): contexts that grow make each token read more.
+TOKEN_RISE = 1.3
+LIKE = 0.2
 
 
 def find_bandwidth(facts: Facts) -> Finding:
@@ -42,6 +51,28 @@ def _mean(facts: Facts, samples: Samples | None) -> tuple[float, int] | None:
         return None
     told = samples.mean(facts.demand)
     return told if told is not None and told[1] >= N_SAMPLES else None
+
+
+def _is_short(facts: Facts) -> bool:
+    """Whether more was asked than the device gave. A device that serves all its requests as they
+    come is well used, whatever its limit is; without an engine nothing says that all were served.
+    """
+    engine = facts.engine
+    if engine is None or len(engine.time) < N_SAMPLES:
+        return True
+    waiting = engine.gauge(words.WAITING)
+    if waiting is not None and (waiting.value > 0).mean() >= WAITING_SHARE:
+        return True
+    edges = np.linspace(engine.time[0], engine.time[-1], 4).astype(np.int64)
+    gaps, running = engine.mean(words.INTER_TOKEN, edges), engine.gauge(words.RUNNING)
+    if gaps is None or running is None:
+        return False
+    levels = [
+        running.value[(running.time >= begin) & (running.time <= end)].mean()
+        for begin, end in (edges[:2], edges[2:])
+    ]
+    is_like = abs(levels[1] - levels[0]) <= LIKE * max(levels[0], 1.0)
+    return bool(is_like and gaps[2] >= TOKEN_RISE * gaps[0])
 
 
 def _of_device(facts: Facts, gpu: GpuSamples, device: int) -> Finding | None:
@@ -73,6 +104,11 @@ def _of_device(facts: Facts, gpu: GpuSamples, device: int) -> Finding | None:
             )
         )
         return finding
+    if not _is_short(facts):
+        finding.excluded.append(
+            Exclusion(BANDWIDTH, f"{text}, but requests hardly waited: it gave what was asked")
+        )
+        return finding
     finding.start_ns, finding.end_ns = facts.start_ns, facts.end_ns
     if dram[0] < FULL_PCT or not computing:
         finding.status, finding.confidence, finding.lost_share = Status.UNDECIDED, 0.5, 0.1
@@ -96,7 +132,8 @@ CAUSES = (
         BANDWIDTH,
         "the device memory is the limit",
         "Kernels wait for DRAM.",
-        "DRAM activity is high all the time at full utilisation while few instructions are issued.",
+        "DRAM activity is high all the time at full utilisation while few instructions are issued, "
+        "and requests wait or their tokens slow down (or no engine tells that they do not).",
         "Power-cap flags, PCIe, a device that computes as much.",
         "Record DRAM activity with GPM or DCGM: tracer record --for memory_bandwidth --pid PID.",
         "Move fewer bytes: quantise weights or KV cache, or batch more.",

@@ -61,6 +61,17 @@ class Load:
         """Return some windows as disjoint intervals, ns."""
         return intervals.union(intervals.make(self.edges[:-1][windows], self.edges[1:][windows]))
 
+    @property
+    def token_gaps(self) -> Floats:
+        """Mean time between tokens in each window in s, NaN where none came."""
+        if self.token_seconds is None:
+            spent, n = self.running * self.length_ns / 1e9, self.generated
+        else:
+            spent, n = self.token_seconds, self.n_token_gaps
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gaps: Floats = np.where(n > 0, spent / n, np.nan)
+        return gaps
+
     def token_gap(self, windows: Flags) -> tuple[float, int] | None:
         """Return the mean time between tokens in some windows in s, and how many tokens: as the
         engine tells it, else by the tokens that a running request got.

@@ -224,9 +224,17 @@ def _carried_back(value: Floats) -> Floats:
     return result
 
 
+def _gets_slower(load: Load) -> bool:
+    """Whether tokens take much longer in some windows than in others."""
+    gaps = load.token_gaps
+    gaps = gaps[np.isfinite(gaps) & (load.running > 0)]
+    low, high = quantiles.quantile(gaps, 0.25), quantiles.quantile(gaps, 0.9)
+    return low is not None and high is not None and high.value >= SLOWER * low.value
+
+
 def _bytes_back(facts: Facts, load: Load) -> _Sign | None:
     """Bytes that a step copies back per running request, against the lightest windows."""
-    if facts.calls is None or not facts.processes:
+    if facts.calls is None or not facts.processes or not _gets_slower(load):
         return None
     pid = facts.processes[0]
     copies = facts.copies(pid, ("d2h", "d2h_pageable"))

@@ -65,8 +65,16 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
     pid = pids[0]
     launcher = facts.launchers[pid]
     mean = samples.mean(facts.demand)
-    copies = facts.copies(pid, ("h2d", "h2d_pageable", "d2h", "d2h_pageable"))
-    large = copies[copies[:, 1] >= LARGE_BYTES]
+    # Work is outstanding in a wait for it, and inside a copy that keeps its caller.
+    blocking = launcher.spans(launcher.calls.is_kind("copy"))
+    outstanding = np.concatenate((facts.steps(pid).outstanding, blocking))
+    wanted = intervals.total(intervals.intersect(intervals.union(outstanding), facts.demand))
+    unexplained = 0.0 if mean is None else wanted / facts.demand_ns - mean[0] / 100
+    large = intervals.EMPTY
+    if unexplained >= MATERIAL_SHARE:
+        # Their sizes are in the session only: a second reading of all calls.
+        copies = facts.copies(pid, ("h2d", "h2d_pageable", "d2h", "d2h_pageable"))
+        large = copies[copies[:, 1] >= LARGE_BYTES]
     finding = Finding(
         LINK,
         Status.NOT_FOUND,
@@ -74,16 +82,18 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
         where=Where(pid, launcher.tid, device, process=facts.process_name(pid)),
     )
     if mean is None or len(large) < N_COPIES:
-        finding.excluded.append(Exclusion(LINK, f"{len(large)} large copies were made"))
+        finding.excluded.append(
+            Exclusion(
+                LINK,
+                f"work waits without a kernel for {100 * max(unexplained, 0):.0f} % of the time"
+                if unexplained < MATERIAL_SHARE
+                else f"{len(large)} large copies were made",
+            )
+        )
         return finding
     rate, generation, lanes = ceiling
     seconds = facts.demand_ns / 1e9
     on_link = float(large[:, 1].sum()) / rate / seconds
-    # Work is outstanding in a wait for it, and inside a copy that keeps its caller.
-    blocking = launcher.spans(facts.calls.is_kind("copy")) if facts.calls is not None else large
-    outstanding = np.concatenate((facts.steps(pid).outstanding, blocking))
-    wanted = intervals.total(intervals.intersect(intervals.union(outstanding), facts.demand))
-    unexplained = wanted / facts.demand_ns - mean[0] / 100
     n = len(large)
     finding.evidence = [
         Evidence("large_copies", int(large[:, 1].sum()), "bytes", n, "cuda_call"),
@@ -92,7 +102,7 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
         Evidence("utilisation", round(mean[0], 1), "%", mean[1], "gpu_sample"),
         Evidence("waiting_without_a_kernel", round(100 * unexplained, 1), "%", None, ""),
     ]
-    if on_link < MATERIAL_SHARE or unexplained < MATERIAL_SHARE:
+    if on_link < MATERIAL_SHARE:
         finding.excluded.append(
             Exclusion(
                 LINK,

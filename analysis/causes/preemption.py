@@ -40,9 +40,13 @@ def find_preemption(facts: Facts) -> Finding:
             undecided_because="the engine's preemptions, running and waiting requests are not in "
             "the recording for long enough; record with --engine URL",
         )
-    is_hit = _while_evicting(load)
+    is_hit = np.nan_to_num(load.preempted) > 0
     n = float(np.nansum(load.preempted))
     severity = assess(load.spans(is_hit), facts.demand)
+    if n >= N_PREEMPTED and severity.share < 2 * MATERIAL_SHARE:
+        # Few and far between: what matters is the episode, not the seconds of the evictions.
+        is_hit = _while_evicting(load)
+        severity = assess(load.spans(is_hit), facts.demand)
     finding = Finding(PREEMPTION, Status.NOT_FOUND, confidence=0.9)
     if n < N_PREEMPTED or not severity.is_material:
         highest = None if load.kv_usage is None else float(load.kv_usage.max())
@@ -93,12 +97,13 @@ def _measure(facts: Facts, load: Load, is_hit: Flags, severity: Severity, findin
         finding.lost_ns = int(min(lost, severity.lost_ns))
         finding.lost_share = finding.lost_ns / facts.demand_ns
     repeated = 0.0 if again is None else float(again.sum()) / max(work, 1.0)
-    _decide(facts, load, finding, n, full, effect, repeated)
+    _decide(facts, load, is_hit, finding, n, full, effect, repeated)
 
 
 def _decide(
     facts: Facts,
     load: Load,
+    is_hit: Flags,
     finding: Finding,
     n: float,
     full: float | None,
@@ -134,7 +139,7 @@ def _decide(
     is_shown = effect is not None and effect >= EFFECT
     finding.status = Status.FOUND
     finding.confidence = (0.92 if is_shown else 0.75) * facts.trust("engine")
-    finding.spans = load.spans(_while_evicting(load))
+    finding.spans = load.spans(is_hit)
     told = {item.name: item.value for item in finding.evidence}
     finding.summary = (
         f"The KV cache was full: {n:.0f} requests were evicted "
