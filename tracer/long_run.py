@@ -21,6 +21,7 @@ from tracer.watching import Watcher
 
 if TYPE_CHECKING:
     from tracer.follow import Service
+    from tracer.metrics_page import MetricsPage
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class LongRun:
 
     Raises:
         SessionError: too little is free on the disk.
+        UsageError: the port of the metrics page cannot be had.
     """
 
     def __init__(self, options: LongRunOptions, path: Path, say: Callable[[str], None]) -> None:
@@ -70,6 +72,12 @@ class LongRun:
         self._say = say
         self._free = FreeSpace(path, options.min_free_bytes) if options.min_free_bytes else None
         self._recorder: Recorder | None = None
+        self._page: MetricsPage | None = None
+        if options.metrics_port is not None:
+            from tracer.metrics_page import MetricsPage
+
+            self._page = MetricsPage(options.metrics_port)
+            say(f"Metrics of the recorder: http://127.0.0.1:{self._page.port}/metrics")
 
     def watchers(
         self, writer: SessionWriter, tree: TargetTree, probes: Sequence[Probe] = ()
@@ -102,12 +110,9 @@ class LongRun:
             from tracer.follow import Follower
 
             found.append(Follower(self._options.follow, tree, self._roots, self._add_root))
-        if self._options.metrics_port is not None:
-            from tracer.metrics_page import MetricsPage
-
-            page = MetricsPage(self._options.metrics_port, captures)
-            self._say(f"Metrics of the recorder: http://127.0.0.1:{page.port}/metrics")
-            found.append(page)
+        if self._page is not None:
+            self._page.captures = captures
+            found.append(self._page)
         return found
 
     def attend(self, recorder: Recorder) -> None:

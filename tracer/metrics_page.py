@@ -23,14 +23,14 @@ class MetricsPage:
 
     Args:
         port: TCP port; 0 for any.
-        captures: What the triggers did; None without triggers.
 
     Raises:
         UsageError: the port cannot be had.
     """
 
-    def __init__(self, port: int, captures: Captures | None = None) -> None:
-        self._captures = captures
+    def __init__(self, port: int) -> None:
+        #: What the triggers did; None without triggers.
+        self.captures: Captures | None = None
         self._text = page(None, None)
         owner = self
 
@@ -67,7 +67,7 @@ class MetricsPage:
 
     def look(self, moment: Moment) -> Sequence[Batch]:
         """Renew the page."""
-        self._text = page(moment.status(), self._captures)
+        self._text = page(moment.status(), self.captures)
         return ()
 
     def close(self) -> Sequence[Batch]:

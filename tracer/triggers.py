@@ -23,8 +23,8 @@ REARM_NS = 30 * SECOND_NS
 FINDING_PERIOD_NS = 60 * SECOND_NS
 #: A hang is looked for in this much time before.
 HANG_NS = 120 * SECOND_NS
-#: Slug of the cause that an open call may prove, and its name as a trigger.
-HANG_CAUSE = "hang.kernel"
+#: Causes that an open call may prove.
+HANG_CAUSES = ("hang.collective", "hang.hardware", "hang.kernel")
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Triggers:
         suspect = self._hangs.look(now_ns)
         if suspect is not None:
             self._flush()
-            self._analysis = _Analysis(self._captures, now_ns, HANG_NS, (HANG_CAUSE,), suspect)
+            self._analysis = _Analysis(self._captures, now_ns, HANG_NS, HANG_CAUSES, suspect)
         elif self._finding_due_ns <= now_ns and any(
             trigger.word == ANY_FINDING for trigger in self._triggers
         ):
