@@ -10,6 +10,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 
+def distinct(codes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the codes of :class:`Names` that occur, ascending, and the place of each row's code
+    among them; in linear time, as they are small.
+    """
+    if not len(codes):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    is_there = np.zeros(int(codes.max()) + 1, bool)
+    is_there[codes] = True
+    places: npt.NDArray[np.int64] = np.cumsum(is_there) - 1
+    return np.flatnonzero(is_there), places[codes]
+
+
 class Names:
     """Gives each different text a number, in order of appearance."""
 

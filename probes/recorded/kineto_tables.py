@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.recorded.activity_names import is_step_name
+from probes.recorded.columns import distinct
 from probes.recorded.devices import MAX_DEVICES, MAX_STREAM
 from probes.recorded.kineto_fields import CALL, DEVICE, PYTHON, SYNC
 from probes.recorded.kineto_rows import EventRows
@@ -120,7 +121,7 @@ def _add_calls(tables: TraceTables, rows: EventRows, common: _Columns, problems:
 def _add_ranges(tables: TraceTables, rows: EventRows, common: _Columns) -> None:
     (pid, no_pid), (tid, no_tid) = rows.integers("pid"), rows.integers("tid")
     names = tables.names.texts
-    unique, code = np.unique(common["name"], return_inverse=True)
+    unique, code = distinct(common["name"])
     is_step = np.array([is_step_name(names[name]) for name in unique.tolist()], bool)[code]
     kinds = np.array([_range_category(rows.group, name) for name in rows.categories], np.int64)
     category = kinds[rows.category]

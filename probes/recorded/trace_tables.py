@@ -12,7 +12,7 @@ from analysis.schema import ANNOTATION, GPU_ACTIVITY, KERNEL_FUNCTION
 from probes.probe import Batch, make_batch
 from probes.recorded.activity_names import copy_kind_of, is_collective_name
 from probes.recorded.calls import CallAssembler, nullable, texts
-from probes.recorded.columns import Gathered, Names
+from probes.recorded.columns import Gathered, Names, distinct
 from probes.recorded.devices import DeviceIndex
 from probes.recorded.recording import BATCH_ROWS, Problems
 
@@ -127,7 +127,7 @@ class TraceTables:
         """Return a handle for each activity's kernel, the same for the same name."""
         if not len(activities["start_ns"]):
             return np.empty(0, np.uint64)
-        unique, inverse = np.unique(activities["name"], return_inverse=True)
+        unique, inverse = distinct(activities["name"])
         handles = [
             self._handles.setdefault(names[code], len(self._handles) + 1)
             for code in unique.tolist()
@@ -137,7 +137,7 @@ class TraceTables:
     def _activity_batches(
         self, rows: _Columns, names: list[str], rank: int | None
     ) -> Iterator[Batch]:
-        unique, codes = np.unique(rows["name"], return_inverse=True)
+        unique, codes = distinct(rows["name"])
         words = [names[code] for code in unique.tolist()]
         collective = np.array([is_collective_name(word) for word in words], bool)
         pageable = np.array(["ageable" in word for word in words], bool)
@@ -217,11 +217,11 @@ class TraceTables:
             at, no_match = row[part], is_alone[part]
             device, no_device, stream, no_stream = where
             is_kernel = joined["kind"][at] == 0
-            unique, codes = np.unique(piece["name"], return_inverse=True)
+            unique, codes = distinct(piece["name"])
             words = [names[code] for code in unique.tolist()]
             is_graph = np.array(["GraphLaunch" in word for word in words], bool)[codes]
             activity_names = joined["name"][at]
-            copies, copy = np.unique(activity_names, return_inverse=True)
+            copies, copy = distinct(activity_names)
             directions = [copy_kind_of(names[int(code)]) for code in copies.tolist()]
             no_copy = no_match | (joined["kind"][at] != 1)
             yield self._assembler.add(
@@ -251,7 +251,7 @@ class TraceTables:
     ) -> Iterator[Batch]:
         for part in _parts(len(ranges["start_ns"])):
             piece = {name: values[part] for name, values in ranges.items()}
-            unique, codes = np.unique(piece["name"], return_inverse=True)
+            unique, codes = distinct(piece["name"])
             yield make_batch(
                 ANNOTATION,
                 {
