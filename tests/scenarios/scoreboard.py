@@ -12,12 +12,14 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from analysis import attribute
+from tests.e2e.acceptance import RETRIES
 from tests.scenarios import report, sources
 from tests.scenarios.ablation import ABLATIONS, without
 from tests.scenarios.report import SHORT_SEED
@@ -51,16 +53,23 @@ def results_of(sample: Sample, folder: Path, is_ablated: bool) -> Iterator[Resul
 def score(
     samples: Iterator[Sample | str], folder: Path, is_ablated: bool
 ) -> tuple[list[Result], list[str]]:
-    """Results of all sessions, each removed once it is scored; and what could not be scored."""
+    """Results of all sessions, each removed once it is scored; and what could not be scored.
+
+    Ctrl-C or SIGTERM ends it early: what was scored until then is returned, with a note.
+    """
     results: list[Result] = []
     notes: list[str] = []
-    for sample in samples:
-        if isinstance(sample, str):
-            notes.append(sample)
-        else:
-            results.extend(results_of(sample, folder, is_ablated))
-            shutil.rmtree(sample.session.path, ignore_errors=True)
-        _tell(f"\r{len(results)} verdicts ")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for sample in samples:
+            if isinstance(sample, str):
+                notes.append(sample)
+            else:
+                results.extend(results_of(sample, folder, is_ablated))
+                shutil.rmtree(sample.session.path, ignore_errors=True)
+            _tell(f"\r{len(results)} verdicts ")
+    except KeyboardInterrupt:
+        notes.append("The run was ended before everything was scored.")
     return results, notes
 
 
@@ -86,7 +95,7 @@ def every_sample(arguments: argparse.Namespace, folder: Path) -> Iterator[Sample
         if os.geteuid():
             yield "Live scenarios need root."
         else:
-            yield from sources.live(arguments.seed, folder, arguments.duration)
+            yield from sources.live(arguments.seed, folder, arguments.duration, arguments.retries)
 
 
 def main() -> int:
@@ -102,6 +111,9 @@ def main() -> int:
     )
     parser.add_argument("--no-ablations", action="store_true")
     parser.add_argument("--duration", default="8s", help="length of a live recording")
+    parser.add_argument(
+        "--retries", type=int, default=RETRIES, help="of a live recording that was disturbed"
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path(), help="folder to write to")
     parser.add_argument("--docs", action="store_true", help="write docs/scoreboard.md too")
     arguments = parser.parse_args()

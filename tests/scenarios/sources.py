@@ -98,7 +98,11 @@ def _imported(path: Path, session: Path) -> Session:
 
 
 def live(
-    seed: int, folder: Path, duration: str, scenarios: tuple[Scenario, ...] = SCENARIOS
+    seed: int,
+    folder: Path,
+    duration: str,
+    n_retries: int = acceptance.RETRIES,
+    scenarios: tuple[Scenario, ...] = SCENARIOS,
 ) -> Iterator[Sample | str]:
     """Every live scenario, recorded with real eBPF; a sentence where one could not be recorded.
 
@@ -108,7 +112,7 @@ def live(
         if scenario.missing is not None and (reason := scenario.missing()):
             yield f"{scenario.name} was not staged: {reason}"
             continue
-        for _attempt in range(acceptance.RETRIES + 1):
+        for _attempt in range(n_retries + 1):
             before = set(folder.iterdir())
             result = acceptance.run_once(scenario.name, seed, duration, folder)
             if result["is_right"] or not result.get("is_disturbed"):
