@@ -60,8 +60,10 @@ def test_a_device_throttled_all_along_is_not_called_healthy(tmp_path: Path) -> N
     assert attribution.verdict.candidates[0] == "power.throttle"
 
 
-def loaded(path: Path, **columns: Any) -> Attribution:
-    engine = Scrapes().play(20, requests_running=4, requests_waiting=0, generation_tokens=300)
+def loaded(path: Path, n_waiting: int = 3, **columns: Any) -> Attribution:
+    engine = Scrapes().play(
+        20, requests_running=4, requests_waiting=n_waiting, generation_tokens=300
+    )
     builder = engine.builder(path / "session", gpus=[Gpu(0, "GPU")])
     return attribute(builder.add("gpu_sample", gpu_rows(engine.start, 20, **columns)).write())
 
@@ -76,6 +78,24 @@ def test_memory_bandwidth(tmp_path: Path, dram: float, sm: float, status: Status
     )
     answer = finding(attribution, "memory_bandwidth")
     assert answer.status is (Status.UNDECIDED if status is Status.UNDECIDED else status)
+
+
+def test_a_device_that_gives_what_is_asked_is_healthy_whatever_its_limit(tmp_path: Path) -> None:
+    columns = {"util_pct": 98.0, "dram_active_pct": 91.0, "sm_active_pct": 35.0}
+    attribution = loaded(tmp_path, n_waiting=0, **columns)
+    assert finding(attribution, "memory_bandwidth").status is Status.NOT_FOUND
+    assert attribution.verdict.cause == "healthy"
+
+
+def test_tokens_that_slow_down_with_their_context_wait_for_memory(tmp_path: Path) -> None:
+    engine = Scrapes()
+    for step in range(20):
+        gap = 0.014 + 0.001 * step
+        engine.play(1, requests_running=1, requests_waiting=0, inter_token_seconds=(gap, 1 / gap))
+    rows = gpu_rows(engine.start, 20, util_pct=98.0, dram_active_pct=91.0, sm_active_pct=35.0)
+    builder = engine.builder(tmp_path / "session", gpus=[Gpu(0, "GPU")])
+    attribution = attribute(builder.add("gpu_sample", rows).write())
+    assert finding(attribution, "memory_bandwidth").status is Status.FOUND
 
 
 @pytest.mark.parametrize(
