@@ -13,6 +13,7 @@ from analysis.causes.declaration import Cause
 from analysis.conclusion import Verdict, conclude, rank
 from analysis.facts import Facts
 from analysis.finding import Finding, Status
+from analysis.incomplete import MOST_MISSING, withdraw_exclusions
 from analysis.kept import Kept
 from analysis.timeline import Session
 
@@ -98,6 +99,12 @@ def attribute(
     facts = Facts(session)
     notes: list[str] = []
     answers = [_ask(facts, cause, notes) for cause in causes if cause.is_implemented]
+    if facts.sliced_share > MOST_MISSING:
+        resting = {
+            cause.slug for cause in causes if cause.needs and "cuda_call" in cause.needs.tables
+        }
+        told = [answer for answer in answers if answer is not None and answer.cause in resting]
+        withdraw_exclusions(told, facts.sliced_share)
     ranked = rank([answer for answer in answers if answer is not None])
     verdict, findings = conclude(facts, ranked)
     checked = [

@@ -75,8 +75,18 @@ class Facts:
 
     @cached_property
     def is_thinned(self) -> bool:
-        """Whether rows are missing on purpose (an imported recording that kept outliers)."""
+        """Whether rows are missing on purpose (an imported recording that kept outliers, or one
+        that kept to a budget).
+        """
         return any(source.details.get("is_thinned") for source in self.manifest.sources)
+
+    @cached_property
+    def sliced_share(self) -> float:
+        """Share of the recording in [0, 1] in which frequent calls were left out for a budget."""
+        length_ns = max(self.end_ns - self.start_ns, 1)
+        budgets = [source.details.get("budget") for source in self.manifest.sources]
+        blind = [one.get("blind_ns") for one in budgets if isinstance(one, dict)]
+        return min(max([ns for ns in blind if isinstance(ns, int)], default=0) / length_ns, 1.0)
 
     @cached_property
     def calls(self) -> Calls | None:

@@ -27,6 +27,23 @@ def doubt_moment(findings: list[Finding], length_ns: int) -> None:
             item.confidence = min(item.confidence, 0.5)
 
 
+def withdraw_exclusions(answers: list[Finding], sliced: float) -> None:
+    """Rule out nothing where most calls were left out: what was not seen may have been there.
+
+    Args:
+        answers: Those that rest on the calls; changed in place.
+        sliced: Share of the recording in which frequent calls were left out, in (0, 1].
+    """
+    for item in answers:
+        if item.status is Status.NOT_FOUND:
+            item.status = Status.NOT_APPLICABLE
+            item.undecided_because = (
+                f"for {100 * sliced:.0f} % of the time frequent calls were left out to keep to the "
+                "budget, so that nothing about calls is ruled out"
+            )
+            item.settled_by = "a short recording without --budget"
+
+
 def doubt(findings: list[Finding], missing: float) -> Finding:
     """Make every finding undecided and return the ``unknown`` that is the answer instead.
 
