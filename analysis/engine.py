@@ -115,6 +115,7 @@ class EngineSeries:
         self._frame = frame
         self.time: Ints = np.unique(frame["time_ns"].to_numpy(dtype=np.int64))
         self._known = set(zip(frame["metric"], frame["kind"], strict=True))
+        self._series: dict[tuple[str, str], Series] = {}
 
     def has(self, metric: str, kind: str | None = None) -> bool:
         """Return whether the engine exposes a metric (of that kind)."""
@@ -126,6 +127,11 @@ class EngineSeries:
         """Return one metric added up over engines, None where it is not exposed."""
         if not self.has(metric, kind):
             return None
+        if (metric, kind) not in self._series:
+            self._series[metric, kind] = self._added_up(metric, kind)
+        return self._series[metric, kind]
+
+    def _added_up(self, metric: str, kind: str) -> Series:
         rows = self._frame[(self._frame["metric"] == metric) & (self._frame["kind"] == kind)]
         merge = "max" if metric == KV_USAGE else "sum"
         parts = [
