@@ -137,7 +137,7 @@ def json_page() -> str:
         "",
         "For a soak run or CI the exit code of `tracer analyze --fail-on CAUSE[,...]` is enough: 7 "
         "if one of the causes is found, 8 if one could be neither found nor ruled out, 0 if all "
-        "are ruled out; the other codes are at the end of [commands.md](commands.md)'s first help.",
+        "are ruled out; [commands.md](commands.md) lists the other codes.",
         "",
     ]
     shown: set[str] = set()
