@@ -6,18 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from analysis import intervals
 from analysis.attribution import Attribution
 from analysis.budget import Budget
+from analysis.facts import Facts
 from analysis.finding import Finding, Status
 from analysis.report.html.panel import Ints, Scale
-from analysis.report.words import REASON_TEXT, STATE_TEXT, duration_text
+from analysis.report.words import REASON_TEXT, STATE_TEXT, duration_text, shown
 
 #: Layers below this share of the recording are drawn together.
 _LITTLE = 0.003
 #: A budget over less of the recording than this is said to be over a part of it.
 _MOST = 0.97
+#: Marks of ``tracer mark`` that are drawn.
+MAX_NOTED = 40
 #: Findings that are marked above the timeline.
 MAX_MARKS = 8
 #: Marks closer than this part of the recording are drawn as one.
@@ -191,6 +195,17 @@ def _marks(findings: list[Finding], device: int | None, scale: Scale) -> list[di
             }
         )
     return marks
+
+
+def marks_of(facts: Facts, scale: Scale) -> list[dict[str, Any]]:
+    """Return what ``tracer mark`` noted during the recording: time in s and text."""
+    if not facts.session.has("event"):
+        return []
+    rows = facts.session.table("event", columns=["time_ns", "kind", "name"])
+    rows = rows.filter(pc.equal(rows["kind"], "mark")).slice(0, MAX_NOTED)
+    times = scale.x(rows["time_ns"].to_numpy())
+    names = [shown(name, 40) for name in rows["name"].to_pylist()]
+    return [{"x": x, "name": name} for x, name in zip(times, names, strict=True)]
 
 
 def _joined(spans: Ints, gap_ns: int) -> Ints:

@@ -24,7 +24,7 @@ from analysis.finding import Finding, Status
 from analysis.kept import Kept
 from analysis.report.files import LibraryError, replaced
 from analysis.report.html import recording
-from analysis.report.html.budget_chart import DeviceBudget, device_budgets, listed
+from analysis.report.html.budget_chart import DeviceBudget, device_budgets, listed, marks_of
 from analysis.report.html.call_panel import call_panel
 from analysis.report.html.device_panel import device_panel
 from analysis.report.html.neighbour_panel import neighbour_panel
@@ -100,6 +100,7 @@ def render(session: Session, attribution: Attribution) -> str:
         "mps": _part(recording.mps, facts, notes),
         "open_calls": _part(recording.open_calls, facts, notes),
     }
+    noted = _part(lambda facts: marks_of(facts, scale), facts, notes) or []
     slow = _part(lambda facts: slowest_calls(facts, attribution.findings), facts, notes) or []
     text: str = _template().render(
         name=shown(attribution.name, 120),
@@ -125,7 +126,9 @@ def render(session: Session, attribution: Attribution) -> str:
         n_calls=f"{len(facts.calls):,}" if facts.calls is not None else "",
         style=_asset("report.css"),
         script=_asset("report.js"),
-        data=_packed(json.dumps(_data(scale, budgets, panels), separators=(",", ":")).encode()),
+        data=_packed(
+            json.dumps(_data(scale, budgets, panels, noted), separators=(",", ":")).encode()
+        ),
         plotly=_plotly(),
     )
     return text
@@ -211,10 +214,13 @@ def _not_told(attribution: Attribution) -> list[tuple[str, str]]:
     return [(shown(reason, 400), ", ".join(causes)) for reason, causes in by_reason.items()]
 
 
-def _data(scale: Scale, budgets: list[DeviceBudget], panels: list[Panel]) -> dict[str, Any]:
+def _data(
+    scale: Scale, budgets: list[DeviceBudget], panels: list[Panel], noted: list[dict[str, Any]]
+) -> dict[str, Any]:
     """What the charts are drawn from."""
     return {
         "seconds": scale.seconds,
+        "noted": noted,
         "budgets": [budget.chart for budget in budgets],
         "panels": {panel.key: [asdict(chart) for chart in panel.charts] for panel in panels},
     }

@@ -88,7 +88,13 @@ def _add_names(builder: SessionBuilder, service: Service, now: int) -> None:
         "loss",
         [{"time_ns": now, "source": HOSTILE, "reason": HOSTILE, "n_lost": 1, "detail": HOSTILE}],
     )
-    builder.add("event", [{"time_ns": now, "kind": "coverage", "name": HOSTILE, "detail": HOSTILE}])
+    builder.add(
+        "event",
+        [
+            {"time_ns": now, "kind": kind, "name": HOSTILE, "detail": HOSTILE}
+            for kind in ("coverage", "mark")
+        ],
+    )
     builder.add(
         "open_call",
         [

@@ -262,3 +262,13 @@ def test_the_begin_is_told_by_the_wall_clock_unless_it_is_damaged(tmp_path: Path
         ).write()
         words = Reader(page.render(session, attribute(session))).words
         assert ("2023-11-14 22:13:20 UTC" in words) is is_told
+
+
+def test_marks_are_on_the_timeline(tmp_path: Path) -> None:
+    service = Service()
+    service.decode_until(service.start + 4 * S)
+    builder = service.builder(tmp_path / "s.tracer")
+    name = "round 1 <b>"
+    builder.add("event", [{"time_ns": service.start + S, "kind": "mark", "name": name}])
+    session = builder.write()
+    assert data_of(page.render(session, attribute(session)))["noted"] == [{"x": 1.0, "name": name}]

@@ -69,13 +69,19 @@
     shape.yaxis.range = [0, 100];
     shape.yaxis.ticksuffix = " %";
     shape.yaxis.tickvals = [0, 25, 50, 75, 100];
+    shape.shapes = data.noted.map((mark) => ({
+      type: "line", xref: "x", yref: "y", x0: mark.x / factor, x1: mark.x / factor, y0: 0, y1: 100,
+      line: { color: css("--ink"), width: 1, dash: "dash" },
+    }));
+    shape.annotations = data.noted.map((mark) => ({
+      xref: "x", yref: "y", x: mark.x / factor, y: 50, textangle: -90, showarrow: false, xanchor: "left",
+      text: plain(mark.name), font: { size: 10, color: css("--ink") }, bgcolor: css("--card"), opacity: 0.85,
+    }));
     if (n) {
       shape.yaxis2 = {
         domain: [Math.min(top + 0.02, 0.98), 1], range: [n - 0.5, -0.5], fixedrange: true,
         showticklabels: false, showgrid: false, zeroline: false,
       };
-      shape.shapes = [];
-      shape.annotations = [];
       item.marks.forEach((mark, index) => {
         const colour = css(mark.is_proven ? "--bad" : "--doubtful");
         const spans = mark.spans.map(inUnit);
