@@ -180,7 +180,7 @@ def _tables(
             for since, row in actor.open_calls
             for time in range(since + S, scene.end, S)
         ]
-    if scene.has("engine") and "engine" not in scene.service.get("without", ()):
+    if scene.has("engine") and _is_engine(scene):
         tables["engine_sample"] = seen_engine.engine_samples(scene, actors)
     if scene.has("gpu"):
         tables["gpu_sample"] = seen_devices.gpu_samples(scene, actors)
@@ -197,6 +197,11 @@ def _tables(
     if scene.has("events"):
         tables["event"] = _events(scene, actors)
     return tables
+
+
+def _is_engine(scene: Scene) -> bool:
+    """Whether the case describes an engine; a training loop has no metrics page."""
+    return any("running" in phase or any(phase["engine"]) for _start, _end, phase in scene.phases)
 
 
 def _events(scene: Scene, actors: Sequence[Actor]) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ NOT_STAGED = {
     "regression": "it compares two recordings; one case has both versions in one session",
     "launch.observer": "no table holds what other processes ask of the driver; one case exists",
 }
-#: Pairs whose confounder is a live scenario.
 BY_NAME = {case.name: case for case in all_cases()}
 
 
@@ -99,6 +98,12 @@ def test_only_what_the_report_gives_is_in_the_tables(tmp_path: Path) -> None:
     samples = session.table("gpu_sample")
     assert samples["util_pct"].null_count == 0
     assert samples["power_mw"].null_count == len(samples)
+
+
+def test_a_training_loop_has_no_engine(tmp_path: Path) -> None:
+    session = build(BY_NAME["healthy_training"], 1, tmp_path / "case")
+    assert "cuda_call" in session.tables
+    assert "engine_sample" not in session.tables
 
 
 def test_published_numbers_are_in_the_tables(tmp_path: Path) -> None:
