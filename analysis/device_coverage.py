@@ -2,8 +2,8 @@
 
 A recorder tells it piece by piece (events of kind ``device_times``, by process): collection runs in
 windows, a kernel that still runs has no row yet, and what a killed process held is lost. Outside
-of these pieces a device without an activity is not known to be idle. An imported trace tells none:
-it is complete.
+of these pieces a device without an activity is not known to be idle. A process that has ended runs
+nothing more. An imported trace tells no piece: it is complete.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis import intervals
@@ -34,13 +35,16 @@ def load_coverage(session: Session) -> dict[int, Ints] | None:
     found: dict[int, Ints] = {}
     if session.has("event"):
         rows = session.table("event", columns=["time_ns", "kind", "pid", "duration_ns"])
-        is_piece = pc.and_(pc.equal(rows["kind"], KIND), pc.is_valid(rows["pid"]))
+        is_piece = pc.is_in(rows["kind"].cast(pa.string()), pa.array([KIND, "exit"]))
+        is_piece = pc.and_(is_piece, pc.is_valid(rows["pid"]))
         rows = rows.filter(pc.fill_null(is_piece, False))
+        is_end = pc.equal(rows["kind"], "exit").to_numpy(zero_copy_only=False)
         start = rows["time_ns"].to_numpy()
         spans = intervals.make(start, start + pc.fill_null(rows["duration_ns"], 0).to_numpy())
+        spans[is_end, 1] = np.maximum(start[is_end], session.end_ns)
         spans[:, 1] += JOINT_NS
         pids = rows["pid"].to_numpy()
-        for pid in np.unique(pids).tolist():
+        for pid in np.unique(pids[~is_end]).tolist():
             joint = intervals.union(spans[pids == pid])
             found[pid] = intervals.make(joint[:, 0], joint[:, 1] - JOINT_NS)
     return found if found or is_live else None

@@ -77,7 +77,9 @@ class CuptiProbe:
         self._clock_ns = clock_ns
         self._rendezvous: Rendezvous | None = None
         self._processes: dict[str, CollectedProcess] = {}
-        self._ended: dict[str, int] = {}
+        #: When a program was last seen to be replaced by another in its process, by pid.
+        self._images: dict[int, int] = {}
+        self._n_lost = 0
         self._refused: set[str] = set()
         self._told: dict[str, Losses] = {}
         self._start_ns = 0
@@ -96,6 +98,7 @@ class CuptiProbe:
         directory = self._options.directory or self._directory_of_target()
         self._rendezvous = Rendezvous(directory)
         self._start_ns = self._clock_ns()
+        self._sweep()
         self._schedule(self._start_ns)
 
     def look_closer(self, now_ns: int) -> None:
@@ -140,12 +143,8 @@ class CuptiProbe:
             time.sleep(0.01)
         now_ns = self._clock_ns()
         for key, process in self._processes.items():
-            if process.is_over:
-                yield from process.cover_rest(self._ended[key], now_ns)
-                continue
-            yield from self._end(key, process, now_ns)
-        for process in self._processes.values():
-            process.ring.close(remove=True)
+            if not process.is_over:
+                yield from self._end(key, process, now_ns)
         self._rendezvous.close(remove=self._options.is_owned)
         self._rendezvous = None
 
@@ -153,7 +152,7 @@ class CuptiProbe:
         """Return what it did so far."""
         lost = [process.losses() for process in self._living()]
         n_lost = sum(item.ring + item.cupti for item in lost)
-        n_lost += sum(self._told[key].ring + self._told[key].cupti for key in self._ended)
+        n_lost += self._n_lost
         note = " ".join(dict.fromkeys(self._troubles))
         if not self._processes and not note:
             note = "No process has loaded the library yet; CUDA loads it at its first use."
@@ -193,38 +192,54 @@ class CuptiProbe:
         except OSError:
             return
         for name in names:
-            if name in self._processes or name in self._refused:
+            pid = self._host_pid(name)
+            if name in self._processes or name in self._refused or pid is None:
                 continue
-            if len(self._processes) >= MAX_PROCESSES:
+            if len(self._living()) >= MAX_PROCESSES:
                 self._refused.add(name)
                 continue
             path = self._rendezvous.reach / name
+            start_ns = max(self._start_ns, self._images.get(pid, 0))
             try:
-                process = CollectedProcess(path, self._host_pid(name), self._start_ns)
+                process = CollectedProcess(path, pid, start_ns, self._start_ns)
             except (RingError, OSError) as error:
                 self._refused.add(name)
                 self._troubles.append(f"A process's records cannot be read: {error}.")
                 continue
             self._processes[name] = process
 
-    def _host_pid(self, name: str) -> int:
-        """The pid here of the process that made a ring; it names its own in its namespace."""
-        own = int(name.split("-")[1])
+    def _host_pid(self, name: str) -> int | None:
+        """The pid here of the process that made a ring, which names its own in its namespace; None
+        where it is not of the tree.
+        """
+        own = _own_pid(name)
         for pid in self._tree.pids():
             if proc.namespace_pids(pid)[-1:] == [own]:
                 return pid
-        return own
+        # It may have ended already; in a place of our own there is nobody else.
+        has_been = any(target.pid == own for target in self._tree.targets())
+        return own if has_been or self._options.is_owned else None
+
+    def _sweep(self) -> None:
+        """Remove rings of processes that have ended without anybody looking."""
+        assert self._rendezvous is not None
+        living = {own for pid in proc.list_pids() for own in proc.namespace_pids(pid)[-1:]}
+        for path in self._rendezvous.reach.glob("ring-*"):
+            if _own_pid(path.name) not in living:
+                path.unlink(missing_ok=True)
 
     def _end_dead(self, now_ns: int) -> Iterator[Batch]:
         """Take the last records of processes that have ended, or that execute another program."""
-        newest = {process.pid: key for key, process in sorted(self._processes.items(), key=_age)}
-        for key, process in self._processes.items():
-            if process.is_over:
-                continue
-            if not self._tree.is_alive(process.pid) or newest[process.pid] != key:
-                yield from self._end(key, process, now_ns)
+        living = [item for item in self._processes.items() if not item[1].is_over]
+        newest = {process.pid: key for key, process in sorted(living, key=_age)}
+        for key, process in living:
+            is_replaced = newest[process.pid] != key
+            if is_replaced or not self._tree.is_alive(process.pid):
+                yield from self._end(key, process, now_ns, is_replaced=is_replaced)
 
-    def _end(self, key: str, process: CollectedProcess, now_ns: int) -> Iterator[Batch]:
+    def _end(
+        self, key: str, process: CollectedProcess, now_ns: int, *, is_replaced: bool = False
+    ) -> Iterator[Batch]:
         yield from self._counted(process.end(now_ns))
         yield from self._tell_losses(key, process, now_ns)
         yield from self._tell_trouble(process, now_ns)
@@ -233,7 +248,11 @@ class CuptiProbe:
             detail = "It ended while device times were collected: those of its last moment are lost"
             yield _event(now_ns, process.pid, "coverage", f"{detail}.")
         self._ended_facts.append(process.facts())
-        self._ended[key] = now_ns
+        lost = process.losses()
+        self._n_lost += lost.ring + lost.cupti
+        self._images[process.pid] = now_ns
+        # A program that runs on keeps its ring for the next recording.
+        process.ring.close(remove=not is_alive or is_replaced)
 
     def _tell_trouble(self, process: CollectedProcess, now_ns: int) -> Iterator[Batch]:
         """One event for each trouble, however many processes have it."""
@@ -242,10 +261,10 @@ class CuptiProbe:
             yield _event(now_ns, process.pid, "source_lost", process.trouble)
 
     def _tell_losses(self, key: str, process: CollectedProcess, now_ns: int) -> Iterator[Batch]:
-        now, before = process.losses(), self._told.get(key, Losses(0, 0, 0, 0))
+        now, before = process.losses(), self._told.get(key, Losses())
         self._told[key] = now
         for field, (reason, meaning) in _REASONS.items():
-            n_new = getattr(now, field) - getattr(before, field)
+            n_new = getattr(now.since(before), field)
             if n_new > 0:
                 columns = {
                     "time_ns": [now_ns],
@@ -279,6 +298,12 @@ class CuptiProbe:
             "The program was not started with the library for device times. Start it with "
             "tracer record --cupti -- COMMAND, or with the variables that tracer cupti prints."
         )
+
+
+def _own_pid(name: str) -> int:
+    """The pid in a ring's name: ``ring-PID-TIME``; 0 where there is none."""
+    text = name.split("-")[1]
+    return int(text) if text.isdecimal() else 0
 
 
 def _age(item: tuple[str, CollectedProcess]) -> int:

@@ -25,14 +25,16 @@ class CollectedProcess:
     Args:
         path: Its ring.
         pid: Its pid here.
-        start_ns: Begin of the recording, ns.
+        start_ns: From when on it could not have given work unseen, ns: the begin of the
+            recording, or of the program that it executes now.
+        recording_ns: Begin of the recording, ns.
 
     Raises:
         RingError: the file is none.
         OSError: it cannot be read.
     """
 
-    def __init__(self, path: Path, pid: int, start_ns: int) -> None:
+    def __init__(self, path: Path, pid: int, start_ns: int, recording_ns: int) -> None:
         self.ring = RingFile(path)
         self.pid = pid
         self.tables = ActivityTables(pid, self.ring.name)
@@ -46,7 +48,13 @@ class CollectedProcess:
         self.is_over = False
         header = self.ring.header()
         self._opening: Opening | None = None
-        if header["is_early"]:
+        self._before = Losses()
+        if header["attached_ns"] < recording_ns:
+            # The ring has served another recording.
+            self.ring.skip()
+            self._before = self.ring.losses()
+            self._on_ns = int(header["on_ns"]) if header["on_ns"] < recording_ns else 0
+        elif header["is_early"]:
             # It could give no work before: nothing of it is missing.
             self.coverage.begin(start_ns)
             self._on_ns = int(header["on_ns"])
@@ -79,18 +87,13 @@ class CollectedProcess:
             yield self._covered(*piece)
 
     def end(self, now_ns: int) -> Iterator[Batch]:
-        """Return what is left of a process that has ended, or is let go, and its coverage."""
+        """Return what is left of a process that has ended, or is let go."""
         yield from self.drain(now_ns, is_last=True)
         self.is_over = True
 
-    def cover_rest(self, from_ns: int, end_ns: int) -> Iterator[Batch]:
-        """Return the coverage of the time after the process had ended, when it ran nothing."""
-        if end_ns > from_ns:
-            yield self._covered(from_ns, end_ns)
-
     def losses(self) -> Losses:
         """Return what was lost so far."""
-        return self.ring.losses()
+        return self.ring.losses().since(self._before)
 
     def facts(self) -> dict[str, Any]:
         """Return facts about it for the manifest."""

@@ -70,10 +70,19 @@ _MAX_NAMES_BYTES = 64 << 20
 class Losses:
     """Records that were lost so far, by where."""
 
-    ring: int
-    cupti: int
-    names: int
-    invalid: int
+    ring: int = 0
+    cupti: int = 0
+    names: int = 0
+    invalid: int = 0
+
+    def since(self, before: Losses) -> Losses:
+        """Return what was lost since then."""
+        return Losses(
+            self.ring - before.ring,
+            self.cupti - before.cupti,
+            self.names - before.names,
+            self.invalid - before.invalid,
+        )
 
 
 class RingError(ValueError):
@@ -131,6 +140,11 @@ class RingFile:
         view = np.frombuffer(self._map, HEADER, 1)
         header: np.void = view.copy()[0]
         return header
+
+    def skip(self) -> None:
+        """Pass over what lies there: it is of an earlier recording."""
+        self._tail = int(self.header()["head"])
+        np.frombuffer(self._map, "<u8", 1, 192)[:] = self._tail
 
     def drain(self, max_records: int = _MAX_RECORDS) -> npt.NDArray[np.void]:
         """Return a copy of the records that were added since the last call, oldest first."""

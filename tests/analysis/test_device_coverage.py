@@ -77,6 +77,12 @@ def test_a_live_recording_that_tells_no_coverage_has_none(tmp_path: Path):
     assert intervals.total(facts.idle(0)) == 0
 
 
+def test_a_process_that_has_ended_runs_nothing_more(tmp_path: Path):
+    gone = {"time_ns": S, "kind": "exit", "pid": 1, "name": "engine"}
+    facts = live(tmp_path / "s.tracer", [piece(0, S // 2), gone], **CUPTI)
+    assert facts.covered(0).tolist() == [[0, S // 2], [S, 2 * S]]
+
+
 def test_a_device_is_covered_where_all_of_its_processes_are():
     coverage = {1: intervals.make([0], [100]), 2: intervals.make([50], [200])}
     assert device_coverage.of_processes(coverage, [1, 2]).tolist() == [[50, 100]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from probes.cupti import ring
 from probes.cupti.probe import CuptiOptions, CuptiProbe
 from probes.cupti.rendezvous import Rendezvous
 from probes.cupti.ring import RingFile
-from probes.probe import ProbeError
+from probes.probe import Batch, ProbeError
 from probes.targets import TargetTree
 from tests.probes.cupti.conftest import Collection
 from tests.probes.cupti.programs import CONTEXT, COPIES
@@ -32,6 +34,10 @@ def assert_agrees(collection: Collection) -> None:
     assert len(start) == len(truth)
     assert np.abs(start - np.sort(truth["start_ns"])).max() <= AGREEMENT_NS
     assert np.abs(end - np.sort(truth["end_ns"])).max() <= AGREEMENT_NS
+
+
+def rows_of(batches: Iterable[Batch], table: str) -> list[dict[str, Any]]:
+    return [row for b in batches if b.table.name == table for row in b.rows.to_pylist()]
 
 
 def covered_ns(collection: Collection) -> list[tuple[int, int]]:
@@ -184,20 +190,48 @@ def test_collection_ends_by_itself_when_the_recorder_shows_no_more_life(
     found.close(remove=True)
 
 
-def test_a_recording_can_begin_and_end_while_the_program_runs(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_one_program_can_be_recorded_again_and_again(machine: Machine, tmp_path: Path) -> None:
     collection = Collection(machine, tmp_path)
-    for _ in range(2):
-        collection.prepare(str(machine.device.libraries.launcher), "launches=700", "rate=1000")
-        collection.release()
-        time.sleep(0.2)
-        collection.probe.start()
-        collection.follow()
-        assert collection.status == 0, collection.out
-    starts = collection.table("gpu_activity")["start_ns"].to_numpy()
-    assert 200 <= len(starts) <= 1400
-    assert not list(collection.directory.glob("ring-*")), "rings go with the recording"
+    process = machine.start("launches=0", "rate=1000", "kernel_us=50", **collection.variables)
+    seen = []
+    for _ in range(3):
+        probe = CuptiProbe(TargetTree([process.pid]), CuptiOptions())
+        begin = time.monotonic_ns()
+        probe.start()
+        time.sleep(0.5)
+        batches = [*probe.drain(time.monotonic_ns()), *probe.stop()]
+        rows = rows_of(batches, "gpu_activity")
+        assert 20 < len(rows) < 900
+        assert min(row["start_ns"] for row in rows) > begin, "nothing of the recording before"
+        pieces = [row for row in rows_of(batches, "event") if row["kind"] == "device_times"]
+        assert all(row["time_ns"] > begin for row in pieces)
+        assert probe.report().n_lost == 0
+        seen += [row["correlation_id"] for row in rows]
+        time.sleep(0.3)
+    assert len(set(seen)) == len(seen)
+    assert len(list(collection.directory.glob("ring-*"))) == 1, "the program goes on with its own"
+    process.kill()
+    process.wait()
+    other = machine.start("launches=0", "rate=1000", **collection.variables)
+    probe = CuptiProbe(TargetTree([other.pid]), CuptiOptions())
+    probe.start()
+    assert not list(collection.directory.glob("ring-*")), "those of the dead are swept"
+    list(probe.stop())
+
+
+def test_another_program_of_the_same_place_is_left_alone(machine: Machine, tmp_path: Path) -> None:
+    collection = Collection(machine, tmp_path)
+    mine, other = (
+        machine.start("launches=0", "rate=500", "kernel_us=50", **collection.variables)
+        for _ in range(2)
+    )
+    probe = CuptiProbe(TargetTree([mine.pid]), CuptiOptions())
+    probe.start()
+    time.sleep(0.5)
+    batches = [*probe.drain(time.monotonic_ns()), *probe.stop()]
+    assert {row["pid"] for row in rows_of(batches, "gpu_activity")} == {mine.pid}
+    assert other.poll() is None
+    assert len(list(collection.directory.glob("ring-*"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -305,6 +339,5 @@ def test_the_place_is_found_in_the_environment_of_the_program(
     probe.start()
     machine.finish(process)
     batches = [*probe.drain(time.monotonic_ns()), *probe.stop()]
-    n_rows = sum(b.rows.num_rows for b in batches if b.table.name == "gpu_activity")
-    assert 100 < n_rows <= 300
+    assert 100 < len(rows_of(batches, "gpu_activity")) <= 300
     assert (collection.directory / "control").exists(), "it was not ours to remove"
