@@ -40,6 +40,7 @@ class PerfettoWriter:
 
     def __init__(self, file: IO[bytes], clocks: Clocks | None) -> None:
         self._file = file
+        self._has_clocks = clocks is not None
         self._names: dict[int, dict[str, int]] = {}
         self._texts: dict[int, dict[str, int]] = {}
         self._sequences: dict[int, bytes] = {}
@@ -91,9 +92,11 @@ class PerfettoWriter:
         sequence = wire.number(_SEQUENCE, track.uuid + 1)
         self._sequences[track.uuid] = sequence
         self._names[track.uuid], self._texts[track.uuid] = {}, {}
+        # Without a reading of the clocks nothing maps one onto another: times are the trace's own.
+        clock = wire.number(_CLOCK, _MONOTONIC) if self._has_clocks else b""
         defaults = wire.message(
             _DEFAULTS,
-            wire.number(_CLOCK, _MONOTONIC),
+            clock,
             wire.message(_TRACK_EVENT, wire.number(_TRACK_ID, track.uuid)),
         )
         flags = wire.number(_FLAGS, _CLEARED)

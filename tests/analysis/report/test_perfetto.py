@@ -145,6 +145,17 @@ def test_the_clocks_and_the_processes_are_told(tmp_path: Path) -> None:
     assert [(item.pid, item.process_name) for item in processes] == [(10, "service")]
 
 
+def test_a_clock_is_named_only_where_it_can_be_mapped(tmp_path: Path) -> None:
+    session, _counts = traced(tmp_path / "s.tracer")
+    without = story(tmp_path / "w.tracer", "healthy")
+    for opened, clocks in ((session, {protos.BUILTIN_CLOCK_MONOTONIC}), (without, {0})):
+        write_perfetto(opened, attribute(opened), tmp_path / "t")
+        packets = [
+            item for item in read(tmp_path / "t").packet if item.HasField("track_descriptor")
+        ]
+        assert {item.trace_packet_defaults.timestamp_clock_id for item in packets} == clocks
+
+
 @pytest.mark.parametrize("name", ["launch.cpu_delay", "hang.kernel"])
 def test_findings_are_slices_with_their_sentence(tmp_path: Path, name: str) -> None:
     session = story(tmp_path / "s.tracer", name)
