@@ -39,6 +39,7 @@ return {
   before: [...before], zoomed: [...zoomed], panned: [...panned], after: [...new Set(ranges())],
   panels: [...document.querySelectorAll(".panel")].map((panel) => panel.id),
   kernels: [...document.querySelectorAll(".kernel")].map((place) => place.innerText),
+  background: getComputedStyle(document.body).backgroundColor,
   n_images: document.querySelectorAll("img").length,
   is_wide: document.documentElement.scrollWidth > window.innerWidth,
 };
@@ -58,12 +59,15 @@ def test_a_story_opens_with_linked_charts_and_no_error(name: str, tmp_path: Path
     assert answer["zoomed"] == ["1.0000 2.0000"]
     assert answer["panned"] == ["1.3333 2.3333"]
     assert answer["after"] == answer["before"]
+    assert answer["background"] == "rgb(245, 246, 248)"
     assert not answer["is_wide"]
 
 
-def test_strange_names_are_text_also_on_a_phone(tmp_path: Path) -> None:
+def test_strange_names_are_text_also_on_a_phone_in_the_dark(tmp_path: Path) -> None:
     write_report(hostile(tmp_path / "<img src=x onerror=alert(1)>.tracer"), tmp_path / "r.html")
-    seen = ask(tmp_path / "r.html", LOOK, tmp_path, "--window-size=500,900")
+    dark = "--blink-settings=preferredColorScheme=0"
+    seen = ask(tmp_path / "r.html", LOOK, tmp_path, "--window-size=500,900", dark)
+    assert seen["answer"]["background"] == "rgb(15, 18, 22)"
     assert seen["problems"] == [] and seen["ready"] == "charts"
     assert seen["answer"]["n_images"] == 0
     assert not seen["answer"]["is_wide"]
