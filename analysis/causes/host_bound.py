@@ -40,14 +40,14 @@ N_SAMPLES = 3
 def find_host_bound(facts: Facts) -> Finding:
     """Return whether the device ran dry because the host launched too slowly."""
     timed = device_idle.find_host_bound(facts)
-    if timed is not None:
+    if timed is not None and not facts.has_live_times:
         return timed
     best: Finding | None = None
     for device in facts.devices:
         finding = _of_device(facts, device)
         if finding is not None and (best is None or _weight(finding) > _weight(best)):
             best = finding
-    return best or Finding(
+    return best or timed or Finding(
         HOST_BOUND,
         Status.NOT_APPLICABLE,
         undecided_because="too few steps or utilisation samples to compare",
