@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from analysis.kept import Kept
 from analysis.schema import CUDA_CALL, GPU_ACTIVITY, OFFCPU, OPEN_CALL
-from tracer.compaction import SizedSegment
+from tracer.compaction import SEALED_ROWS, SizedSegment
 from tracer.summaries import SUMMARIES
 from tracer.thinning import THINNED
 
@@ -20,6 +20,8 @@ from tracer.thinning import THINNED
 DETAIL = frozenset({CUDA_CALL.name, GPU_ACTIVITY.name, OFFCPU.name, OPEN_CALL.name})
 #: Part of the bytes that is freed at once when there are too many, so that it is done seldom.
 SLACK = 0.05
+#: Most segments thinned at once: new rows wait meanwhile.
+THIN_AT_ONCE = 8
 #: Most captures whose detail is kept; the oldest are released beyond it.
 MAX_PINS = 64
 
@@ -76,6 +78,7 @@ class Retention:
     def _aged(
         self, segments: Mapping[str, Sequence[SizedSegment]], limit_ns: int
     ) -> Iterator[Step]:
+        n_thinned = 0
         for name, items in segments.items():
             for item in items:
                 if item.last_ns >= limit_ns:
@@ -84,7 +87,10 @@ class Retention:
                     if not self._is_pinned(item):
                         self._note_drop(name, min(limit_ns, item.last_ns + 1))
                         yield Step(name, item, True)
-                elif name in THINNED and not item.is_thinned:
+                elif name in THINNED and not item.is_thinned and _is_merged(item):
+                    if n_thinned == THIN_AT_ONCE:
+                        break
+                    n_thinned += 1
                     self.kept.thinned_to_ns = max(self.kept.thinned_to_ns or 0, item.last_ns + 1)
                     yield Step(name, item, False)
 
@@ -133,6 +139,11 @@ class Retention:
         # A recording without open calls is no less complete for having dropped none.
         if name != OPEN_CALL.name:
             self.kept.detail_from_ns = max(self.kept.detail_from_ns or 0, before_ns)
+
+
+def _is_merged(item: SizedSegment) -> bool:
+    """Whether it is worth a file operation: a fresh small segment is merged first."""
+    return item.segment.last > item.segment.first or item.n_rows >= SEALED_ROWS
 
 
 def _overlaps(item: SizedSegment, pin: tuple[int, int]) -> bool:

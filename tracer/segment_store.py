@@ -29,8 +29,9 @@ from tracer.thinning import thin
 MERGE_RETRY_S = 60.0
 #: Replaced segments are deleted after this, so that a reader can finish with what it listed.
 KEEP_REPLACED_S = 60.0
-#: How often it is looked for what is too old or too much.
-RETAIN_NS = 2_000_000_000
+#: How often it is looked for what is too old or too much, and at most how late while rows wait.
+RETAIN_NS = 5_000_000_000
+MAX_LATE_NS = 30_000_000_000
 
 
 class SegmentStore:
@@ -145,12 +146,17 @@ class SegmentStore:
             with contextlib.suppress(OSError):
                 self._replaced.popleft()[1].unlink()
 
-    def retain(self, now_ns: int) -> None:
-        """Drop and thin what is too old or too much, at most every two seconds.
+    def retain(self, now_ns: int, is_busy: bool = False) -> None:
+        """Drop and thin what is too old or too much, at most every five seconds.
 
         What cannot be done (a disk that answers no more) is tried again at the next call.
+
+        Args:
+            now_ns: Time on the clock of the rows.
+            is_busy: Rows wait to be written: do it only if it is late already.
         """
-        if self.retention is None or now_ns < self._retain_ns:
+        due_ns = self._retain_ns + (MAX_LATE_NS if is_busy else 0)
+        if self.retention is None or now_ns < due_ns:
             return
         self._retain_ns = now_ns + RETAIN_NS
         steps = self.retention.plan(self._segments, now_ns)

@@ -280,7 +280,7 @@ class SessionWriter:
             pin = self._pins.popleft()
             if self._retention is not None:
                 self._retention.pin(*pin)
-        self._store.retain(self._clock())
+        self._store.retain(self._clock(), is_busy=bool(self._jobs))
 
     def _write(self, job: _Job) -> None:
         """Write one segment, or count its rows as lost."""

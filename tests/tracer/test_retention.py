@@ -187,7 +187,11 @@ def test_what_is_given_up_first():
 def test_by_age_captures_stay_and_samples_are_thinned_once():
     segments = {
         "cuda_call": [sized("old", 0, 1), sized("pinned", 2, 3), sized("new", 8, 9)],
-        "gpu_sample": [sized("thin", 0, 1, is_thinned=True), sized("thick", 2, 3)],
+        "gpu_sample": [
+            sized("thin", 0, 1, is_thinned=True),
+            sized("thick", 2, 3),
+            sized("not merged", 4, 4),
+        ],
         "event": [sized("event", 0, 1)],
     }
     retention = Retention(keep_ns=5 * S)
