@@ -10,21 +10,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from analysis.schema import CUDA_CALL, EVENT, KERNEL_FUNCTION, LOSS, OPEN_CALL, Table
 from probes.attach import returns_survive_seccomp
 from probes.cuda import calibration
 from probes.cuda.budget import ProbeCost
 from probes.cuda.coverage import coverage
-from probes.cuda.decode import COPY_KIND_NAMES, FUNCTIONS_BY_INDEX, HAS_CODE, Arguments, decode
+from probes.cuda.decode import decode
 from probes.cuda.functions import SYMBOL_INDEX, SYMBOLS, by_symbol
 from probes.cuda.kernels import KernelNames
 from probes.cuda.loaders import Wakes
 from probes.cuda.loading import PROCESS_PROGRAMS, ModuleLoading
+from probes.cuda.losses import LossBook
 from probes.cuda.meaning import MeaningTracker
 from probes.cuda.pairing import Calls, OpenCalls, Pairing
 from probes.cuda.recent import RecentCalls
+from probes.cuda.rows import call_columns, open_batch
 from probes.cuda.shedding import Shedder
 from probes.cuda.tracing import Tracing
 from probes.cuda.watching import Change, LibraryWatcher
@@ -35,27 +36,8 @@ from probes.targets import TargetChange, TargetTree
 SECOND_NS = 1_000_000_000
 #: Rows that one batch holds at most.
 MAX_ROWS = 1 << 18
-#: Most open calls in one snapshot.
-MAX_OPEN = 4096
 
 _FORK, _EXEC, _EXIT = 1, 2, 3
-_NAMES = pa.array(SYMBOLS)
-_LAYERS = pa.array([function.layer for function in FUNCTIONS_BY_INDEX])
-_KINDS = pa.array([function.kind for function in FUNCTIONS_BY_INDEX])
-_COPY_KINDS = pa.array(COPY_KIND_NAMES)
-_ARGUMENT_COLUMNS = (
-    "stream",
-    "kernel",
-    "grid_x",
-    "grid_y",
-    "grid_z",
-    "block_x",
-    "block_y",
-    "block_z",
-    "shared_memory_bytes",
-    "size_bytes",
-    "rank",
-)
 _LOOKUPS = [
     SYMBOL_INDEX[name]
     for name in ("cuModuleGetFunction", "cuLibraryGetKernel", "cudaLibraryGetKernel")
@@ -114,15 +96,12 @@ class CudaCalls:
         self._meaning = MeaningTracker()
         self._kernels = KernelNames()
         self._hits = np.zeros(len(SYMBOLS), np.int64)
-        self._missed = np.zeros(len(SYMBOLS), np.int64)
-        self._told: Counter[tuple[str, str]] = Counter()
+        self._losses = LossBook()
         self._ending: list[tuple[bool, int]] = []
         self._known_pids: set[int] = set()
         self._started_ns: dict[int, int] = {}
         self._second_ns = 0
-        self._n_fork_gaps = 0
         self._n_rows = 0
-        self._n_lost = 0
         self._note = ""
         self._detacher: threading.Thread | None = None
         self._listeners: list[RecentCalls] = []
@@ -261,7 +240,7 @@ class CudaCalls:
             note = f"{note} {self._shedder.note_text()}".strip()
         if watcher is not None and not probed:
             note = f"{note} No CUDA library is mapped by the target (yet).".strip()
-        return SourceReport(self.name, self._n_rows, self._n_lost, None, note, details)
+        return SourceReport(self.name, self._n_rows, self._losses.n_lost, None, note, details)
 
     def open_calls(self) -> OpenCalls:
         """Return the calls that are open now."""
@@ -416,12 +395,14 @@ class CudaCalls:
 
     def _each_second(self, tracing: Tracing, now_ns: int) -> list[Batch]:
         self._follow_tree()
-        batches = [self._open_batch(now_ns)] if not self._is_entry_only else []
+        batches = [open_batch(self._pairing.open_calls(), now_ns)]
         nothing = np.empty(0, np.uint64)
         batches.extend(self._kernels.resolve(pid, nothing, now_ns) for pid in self._tree.pids())
         assert self._watcher is not None
         batches.append(self._change_batch(self._watcher.take_changes(), now_ns))
-        batches.append(self._loss_batch(tracing, now_ns))
+        called = {SYMBOLS[index] for index in np.flatnonzero(self._hits).tolist()}
+        probed = {symbol for symbol, _ in self._watcher.probed()}
+        batches.append(self._losses.batch(tracing, called | probed, now_ns))
         if self._shedder is not None:
             batches.extend(self._shedder.batches(now_ns))
         return [batch for batch in batches if batch.rows.num_rows]
@@ -431,7 +412,7 @@ class CudaCalls:
             (one.time_ns, "library" if one.kind == "library" else "coverage", one)
             for one in changes
         ]
-        self._n_fork_gaps += sum(one.kind == "fork_gap" for one in changes)
+        self._losses.n_fork_gaps += sum(one.kind == "fork_gap" for one in changes)
         problems = [
             Change("coverage", now_ns, pid, "cuda", problem)
             for pid, one in (
@@ -454,135 +435,19 @@ class CudaCalls:
             },
         )
 
-    def _loss_batch(self, tracing: Tracing, now_ns: int) -> Batch:
-        """What was lost since the last time, by reason and function."""
-        totals: Counter[tuple[str, str]] = Counter()
-        hit = np.flatnonzero(self._hits + self._missed).tolist()
-        probed = (
-            {SYMBOL_INDEX[symbol] for symbol, _ in self._watcher.probed()}
-            if self._watcher
-            else set()
-        )
-        symbols = sorted({*hit, *probed})
-        lost_returns: dict[int, int] = {}
-        counters = tracing.counters()
-        if counters.pop("ring_full"):
-            for index, n in tracing.lost("entries", symbols).items():
-                totals["ring_full", SYMBOLS[index]] += n
-            lost_returns = tracing.lost("returns", symbols)
-            for index, n in lost_returns.items():
-                totals["ring_full_return", SYMBOLS[index]] += n
-        for index in np.flatnonzero(self._missed).tolist():
-            known = self._told["ring_full_return", SYMBOLS[index]]
-            known = max(known, lost_returns.get(index, 0))
-            totals["return_missed", SYMBOLS[index]] = max(int(self._missed[index]) - known, 0)
-        totals["fork_gap", ""] = self._n_fork_gaps
-        for name, n in counters.items():
-            if name != "offcpu_lost":
-                totals[name, ""] += n
-        rows = [
-            (reason, function, n - self._told[reason, function])
-            for (reason, function), n in totals.items()
-            if n > self._told[reason, function]
-        ]
-        for reason, function, n in rows:
-            self._told[reason, function] += n
-        self._n_lost += sum(n for _, _, n in rows)
-        return make_batch(
-            LOSS,
-            {
-                "time_ns": [now_ns] * len(rows),
-                "source": [self.name] * len(rows),
-                "reason": [_REASONS.get(reason, reason) for reason, _, _ in rows],
-                "n_lost": [n for _, _, n in rows],
-                "function": [function or None for _, function, _ in rows],
-                "detail": [_LOSS_DETAILS[reason] for reason, _, _ in rows],
-            },
-        )
-
-    def _open_batch(self, now_ns: int) -> Batch:
-        """Snapshot of the open calls, oldest first."""
-        calls = self._pairing.open_calls()
-        rows = np.argsort(calls.entries["time_ns"], kind="stable")[:MAX_OPEN]
-        entries = calls.entries[rows]
-        arguments = decode(entries)
-        pid = (entries["pid_tgid"] >> np.uint64(32)).astype(np.int32)
-        tid = entries["pid_tgid"].astype(np.uint32).astype(np.int32)
-        states = []
-        for process, thread in zip(pid.tolist(), tid.tolist(), strict=True):
-            stat = proc.read_stat(process, tid=thread)
-            states.append(None if stat is None else stat.state)
-        function = entries["function"].astype(np.int64)
-        columns: dict[str, Any] = {
-            "time_ns": np.full(len(entries), now_ns),
-            "start_ns": entries["time_ns"].astype(np.int64),
-            "pid": pid,
-            "tid": tid,
-            "function": _NAMES.take(pa.array(function)),
-            "layer": _LAYERS.take(pa.array(function)),
-            "kind": _KINDS.take(pa.array(function)),
-            "call_id": calls.call_id[rows],
-            "depth": calls.depth[rows],
-            "is_doubtful": calls.is_doubtful[rows],
-            "thread_state": pa.array(states, pa.string()),
-        }
-        for name in ("stream", "kernel"):
-            column = arguments.array(name)
-            if column is not None:
-                columns[name] = column
-        return make_batch(OPEN_CALL, columns)
-
     def _call_batches(self, calls: Calls) -> list[Batch]:
         if not len(calls):
             return []
-        self._missed += np.bincount(
-            calls.entries["function"][calls.is_missed], minlength=len(SYMBOLS)
-        )
+        self._losses.note(calls)
         for listener in self._listeners:
             listener.add(calls)
         arguments = decode(calls.entries)
-        columns = self._columns(calls, arguments)
-        batch = make_batch(CUDA_CALL, columns)
+        meaning = self._meaning.explain(calls, arguments)
+        batch = make_batch(CUDA_CALL, call_columns(calls, arguments, meaning))
         return [
             Batch(CUDA_CALL, batch.rows.slice(start, MAX_ROWS))
             for start in range(0, batch.rows.num_rows, MAX_ROWS)
         ]
-
-    def _columns(self, calls: Calls, arguments: Arguments) -> dict[str, Any]:
-        meaning = self._meaning.explain(calls, arguments)
-        entries = calls.entries
-        function = entries["function"].astype(np.int64)
-        start_ns = entries["time_ns"].astype(np.int64)
-        missing = ~calls.has_return
-        device = meaning.device
-        index = pa.array(function)
-        columns: dict[str, Any] = {
-            "start_ns": start_ns,
-            "duration_ns": pa.array(np.where(missing, 0, calls.end_ns - start_ns), mask=missing),
-            "pid": (entries["pid_tgid"] >> np.uint64(32)).astype(np.int32),
-            "tid": entries["pid_tgid"].astype(np.uint32).astype(np.int32),
-            "function": _NAMES.take(index),
-            "layer": _LAYERS.take(index),
-            "kind": _KINDS.take(index),
-            "call_id": calls.call_id,
-            "parent_call_id": pa.array(calls.parent_id, mask=calls.parent_id < 0),
-            "depth": calls.depth.astype(np.int16),
-            "device": pa.array(device, mask=device < 0),
-            "return_code": pa.array(
-                calls.result.astype(np.int32), mask=missing | ~HAS_CODE[function]
-            ),
-            "is_first_seen": pa.array(meaning.is_first_seen, mask=~meaning.is_launch),
-            "is_first_use": pa.array(meaning.is_first_use, mask=~meaning.knows_first_use),
-            "is_capture": meaning.is_capture,
-        }
-        for name in _ARGUMENT_COLUMNS:
-            column = arguments.array(name)
-            if column is not None:
-                columns[name] = column
-        if "copy_kind" in arguments.values:
-            kinds = pa.array(arguments.values["copy_kind"], mask=~arguments.is_known["copy_kind"])
-            columns["copy_kind"] = _COPY_KINDS.take(kinds)
-        return columns
 
 
 def _probe_costs(tracing: Tracing) -> Mapping[str, ProbeCost]:
@@ -598,16 +463,3 @@ def _is_return_safe() -> bool:
         return returns_survive_seccomp()
     except ProbeError:
         return False
-
-
-_REASONS = {"ring_full_return": "ring_full"}
-_LOSS_DETAILS = {
-    "ring_full": "Calls are missing: the ring buffer was full when they began.",
-    "ring_full_return": "Durations are missing: the ring buffer was full when calls returned.",
-    "return_missed": "Durations are missing: the call was left without a return that was seen.",
-    "slot_collision": "Calls of a thread are missing: its place was taken by another thread.",
-    "fork_gap": "Calls of a new process are missing until it was probed; how many is not known.",
-    "too_deep": "Calls nested deeper than is followed are missing.",
-    "process_lost": "Forks, execs or exits are missing.",
-    "targets_full": "A process is not recorded: the set of targets is full.",
-}

@@ -376,6 +376,8 @@ class Shedder:
         if not self._is_suspended:
             self._note_cut(None)
         self._watcher.apply(plan)
+        if not self._is_suspended:
+            self._note_cut(None)
         is_new = plan != self._plan
         after_ns = time.monotonic_ns()
         with self._lock:
@@ -395,6 +397,7 @@ class Shedder:
         """Detach everything: the purse is empty."""
         self._note_cut(None)
         self._watcher.suspend()
+        self._note_cut(None)
         now_ns = time.monotonic_ns()
         with self._lock:
             self._is_suspended, self._can_resume = True, False
@@ -416,6 +419,7 @@ class Shedder:
     def _close_slice(self) -> None:
         self._note_cut(self._plan.in_slices)
         self._watcher.close_slice()
+        self._note_cut(self._plan.in_slices)
         now_ns = time.monotonic_ns()
         self._slice_ns = None
         with self._lock:
@@ -423,12 +427,12 @@ class Shedder:
                 self._blind_since.setdefault(symbol, now_ns)
 
     def _note_cut(self, symbols: frozenset[str] | None) -> None:
-        """Calls of some functions (None: of all) that are open now may return unseen."""
+        """Calls of some functions (None: of all) that began before now may have returned unseen."""
         mask = np.ones(len(SYMBOLS), np.bool_) if symbols is None else _mask(symbols)
         with self._lock:
             if self._cut is not None:
                 mask = mask | self._cut[1]
-            self._cut = (time.monotonic_ns() + TICK_NS, mask)
+            self._cut = (time.monotonic_ns(), mask)
 
     def _end_blindness(self, now_ns: int, but: frozenset[str]) -> None:
         """Functions are recorded again; to be called with the lock held."""

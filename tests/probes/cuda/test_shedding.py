@@ -78,8 +78,10 @@ def test_a_busy_target_is_recorded_in_slices_and_that_is_told(folder, library):
     assert lost["cudaLaunchKernel"]["n_lost"] > 0
     rows = found.named("cudaLaunchKernel")
     assert rows and all(row["depth"] == 0 for row in rows)
-    # What was open when a slice ended is no proof of a hang.
-    assert [row for row in found.rows("open_call") if not row["is_doubtful"]] == []
+    # What was open when a slice ended (after a second at the latest) is no proof of a hang.
+    for row in found.rows("open_call"):
+        is_old = row["time_ns"] - row["start_ns"] > 2_000_000_000
+        assert row["is_doubtful"] or not is_old or row["function"] not in budget["sliced"]
 
 
 def test_within_the_budget_every_call_is_recorded(folder, library):
