@@ -165,7 +165,9 @@ def harass(folder: Path, rounds: int, kills: int, seed: int) -> Outcome:
                 except ProbeError as error:
                     print(f"round {number}: not attached: {error}", file=sys.stderr)
                     continue
-                n_recorded += len(found.rows("cuda_call"))
+                n_recorded += sum(
+                    one.rows.num_rows for one in found.batches if one.table.name == "cuda_call"
+                )
             if target.process.poll() is not None:
                 break
         if target.process.poll() is None:
