@@ -171,15 +171,26 @@ def by_tokens(facts: Facts, tokens: Tokens) -> Finding:
     finding = _against(facts, tokens, is_batch, _Level(0.0 if good is None else good.value))
     if finding.status is Status.NOT_FOUND:
         # Hogged all the time, no whole second is good, but the tokens between two prompts are.
-        level = _between_prompts(facts.engine, tokens, is_batch)
-        if level is not None:
-            second = _against(facts, tokens, is_batch, level)
-            if second.status is not Status.NOT_FOUND:
-                return second
+        for level in (
+            _between_prompts(facts.engine, tokens, is_batch),
+            _without_prompts(tokens, is_batch),
+        ):
+            if level is not None:
+                second = _against(facts, tokens, is_batch, level)
+                if second.status is not Status.NOT_FOUND:
+                    return second
         by_waits = _by_waits(facts, tokens, is_batch)
         if by_waits is not None:
             return by_waits
     return finding
+
+
+def _without_prompts(tokens: Tokens, is_batch: npt.NDArray[np.bool_]) -> _Level | None:
+    """The level of the seconds in which, and after which, no prompt was computed at all."""
+    none = np.nan_to_num(tokens.prompt) <= 0
+    quiet = is_batch & none & np.append(none[1:], True) & (np.nan_to_num(tokens.generated) > 0)
+    rate = quantiles.median(tokens.generated[quiet])
+    return _Level(rate) if rate is not None and quiet.sum() >= 2 * N_WINDOWS else None
 
 
 def _between_prompts(

@@ -192,3 +192,30 @@ def test_a_page_that_stands_still_while_steps_go_on(tmp_path: Path, is_frozen: b
     builder = service.builder(tmp_path / "session").add("engine_sample", engine.rows)
     answer = finding(attribute(builder.write()), "telemetry.suspect")
     assert answer.status is (Status.FOUND if is_frozen else Status.NOT_FOUND)
+
+
+def copying(path: Path, size: int, copy_ns: int) -> Attribution:
+    """Training steps with a batch that is copied in before each, by a call that waits for it."""
+    service = Service(seed=8, has_engine=False, has_nvml=False)
+    while service.now < service.start + 15 * S:
+        if size:
+            service.call(
+                "cudaMemcpyAsync", "copy", copy_ns, copy_kind="h2d_pageable", size_bytes=size
+            )
+        service.decode_step()
+    util = 100 * 8 / (9 + copy_ns / MS * bool(size))
+    rows = gpu_rows(service.start, 15, util_pct=util, pcie_link_gen=4, pcie_link_width=16)
+    return attribute(service.builder(path / "session").add("gpu_sample", rows).write())
+
+
+@pytest.mark.parametrize(
+    ("size", "copy_ns", "status"),
+    [
+        (500_000_000, 20 * MS, Status.FOUND),
+        (20_000_000, 20 * MS, Status.NOT_FOUND),
+        (0, 0, Status.NOT_FOUND),
+    ],
+    ids=["at the link's rate", "slow for another reason", "no copies"],
+)
+def test_copies_over_the_host_link(tmp_path: Path, size: int, copy_ns: int, status: Status) -> None:
+    assert finding(copying(tmp_path, size, copy_ns), "transfer.host_link").status is status

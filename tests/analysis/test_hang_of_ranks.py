@@ -127,3 +127,60 @@ def test_ranks_that_go_on_do_not_hang(tmp_path: Path) -> None:
     last = {0: ALL_REDUCE, 1: None, 2: None, 3: None}
     attribution = job(tmp_path, last, goes_on=True)
     assert finding(attribution, "hang.collective").status is Status.NOT_FOUND
+
+
+def test_ranks_in_different_collectives_took_different_paths(tmp_path: Path) -> None:
+    calls, opened = [], []
+    for rank, name in enumerate(("ncclAllReduce", "ncclAllGather", "ncclAllReduce")):
+        pid = 4_000 + rank
+        calls.append(call(pid, START, 8_000, "cudaLaunchKernel", "launch", kernel=KERNEL))
+        calls.append(call(pid, START + MS, 9_000, name, "collective", layer="nccl"))
+        row = call(pid, START + 2 * MS, 0, "cudaStreamSynchronize", "sync")
+        del row["duration_ns"], row["device"]
+        opened.append({**row, "time_ns": END - S // 2, "is_doubtful": False, "thread_state": "S"})
+    limits = {"start_ns": START, "end_ns": END, "gpus": [Gpu(rank, "GPU") for rank in range(3)]}
+    builder = SessionBuilder(tmp_path / "session", **limits)
+    attribution = attribute(builder.add("cuda_call", calls).add("open_call", opened).write())
+    assert attribution.verdict.cause == "hang.collective"
+    assert "different" in attribution.verdict.text
+
+
+def stepping(path: Path, late: int | None, by: int = 30 * MS) -> Attribution:
+    """Three ranks that all-reduce after 20 ms of work and sync; one of them comes late."""
+    calls = []
+    time = START
+    ranks = range(3)
+    for step in range(200):
+        slow = step % 3 if late == -1 else late
+        entries = [time + 20 * MS + (by if rank == slow else rank * 10_000) for rank in ranks]
+        done = max(entries) + 2 * MS
+        for rank, entry in zip(ranks, entries, strict=True):
+            pid = 4_000 + rank
+            # The recording of one rank begins a step later.
+            if rank == 1 and step == 0:
+                continue
+            launch = {"kernel": KERNEL, "device": rank}
+            calls.append(call(pid, time, 8_000, "cudaLaunchKernel", "launch", **launch))
+            calls.append(
+                call(pid, entry, 9_000, "ncclAllReduce", "collective", layer="nccl", device=rank)
+            )
+            sync = {"device": rank}
+            calls.append(
+                call(pid, entry + 20_000, done - entry, "cudaStreamSynchronize", "sync", **sync)
+            )
+        time = done + MS
+    limits = {"start_ns": START, "end_ns": time, "gpus": [Gpu(rank, "GPU") for rank in ranks]}
+    return attribute(SessionBuilder(path / "session", **limits).add("cuda_call", calls).write())
+
+
+def test_the_rank_that_launches_late_is_the_straggler(tmp_path: Path) -> None:
+    straggler = finding(stepping(tmp_path, 1), "collective.straggler")
+    assert straggler.status is Status.FOUND
+    assert straggler.where.pid == 4_001
+    assert straggler.lost_share == pytest.approx(30 / 53, abs=0.05)
+
+
+@pytest.mark.parametrize("late", [None, -1], ids=["nobody", "another each time"])
+def test_ranks_that_take_turns_are_no_stragglers(tmp_path: Path, late: int | None) -> None:
+    answer = finding(stepping(tmp_path, late), "collective.straggler")
+    assert answer.status is not Status.FOUND

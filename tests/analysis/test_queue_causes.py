@@ -170,3 +170,24 @@ def test_a_saturated_front_end(
     assert finding(attribution, "queue.frontend").status is status
     if status is Status.FOUND:
         assert attribution.verdict.cause == "queue.frontend"
+
+
+def test_prompts_that_hold_the_device_for_most_of_the_time_are_told_by_the_rest(
+    tmp_path: Path,
+) -> None:
+    engine = Scrapes()
+    level = {"requests_running": 2, "requests_waiting": 0, "preemptions": 0}
+    engine.play(12, **level, generation_tokens=60, prompt_tokens=0)
+    engine.play(60, **level, generation_tokens=1, prompt_tokens=2_500)
+    engine.play(8, **level, generation_tokens=60, prompt_tokens=0)
+    assert engine.attribution(tmp_path).verdict.cause == "prefill.hogging"
+
+
+def test_evictions_that_fill_the_service_are_not_called_overload(tmp_path: Path) -> None:
+    engine = Scrapes()
+    engine.play(10, requests_running=8, requests_waiting=0, kv_usage=0.6, **SERVED)
+    crowded = {"requests_running": 3, "requests_waiting": 20, "kv_usage": 0.99}
+    engine.play(40, **crowded, generation_tokens=10, prompt_tokens=100, preemptions=4)
+    attribution = engine.attribution(tmp_path)
+    assert attribution.verdict.cause == "kv.preemption"
+    assert finding(attribution, "queue.overload").status is not Status.FOUND
