@@ -38,6 +38,8 @@ STALL_NS = 3_000_000_000
 BLIND_IDLE_SHARE = 0.2
 BLIND_TOKEN_SPREAD = 1.7
 BLIND_FIRST_SPREAD = 5.0
+#: Where no engine tells the demand: with less of it than this, "healthy" is less sure.
+MOST_DEMAND = 0.7
 #: The load counts as the largest from this share of the most running requests on.
 MOST_LOAD = 0.75
 #: How much the time between tokens may rise for ten seconds over its median.
@@ -475,6 +477,10 @@ def _healthy(facts: Facts) -> Verdict:
     if _is_blind(facts):
         # What delays the launching side would not show.
         confidence *= 0.85
+    span = max(facts.complete_ns - facts.start_ns, 1)
+    if not facts.is_demand_told and intervals.total(facts.demand) < MOST_DEMAND * span:
+        # Asleep for long, and nothing tells whether it had to wait for what it wanted to do.
+        confidence *= 0.75
     used = [
         mean
         for device in facts.devices

@@ -72,7 +72,7 @@ class _Held:
 def find_frontend(facts: Facts) -> Finding:
     """Return whether requests were prepared more slowly than the engine could serve them."""
     engine = facts.engine
-    held = _held(engine) if engine is not None else None
+    held = _held(facts, engine) if engine is not None else None
     waiting = engine.gauge(words.WAITING) if engine is not None else None
     if engine is not None and waiting is not None and (held is None or held.requests < INSIDE):
         busy = _saturated(facts, waiting, held)
@@ -230,8 +230,10 @@ def _decide(facts: Facts, finding: Finding, held: _Held, *, is_used_known: bool)
     return finding
 
 
-def _held(engine: EngineSeries) -> _Held | None:
-    """What the time to first token tells beside prefill, or beside the requests that run."""
+def _held(facts: Facts, engine: EngineSeries) -> _Held | None:
+    """What the time to first token tells beside prefill, or beside the requests that run and what
+    the device did.
+    """
     first = engine.series(words.TTFT, "count")
     if first is None or len(first.time) < N_SECONDS:
         return None
@@ -248,8 +250,15 @@ def _held(engine: EngineSeries) -> _Held | None:
         running = engine.gauge(words.RUNNING)
         if running is None:
             return None
-        # At most the running requests were in their prefill.
-        wait = max(float(mean[0]) - float(running.value.mean()) * seconds / n, 0.0)
+        # At most the running requests were in their prefill, and at most while the device worked.
+        computing = float(running.value.mean()) * seconds / n
+        span = intervals.make([int(edges[0])], [int(edges[1])])
+        for device in facts.devices:
+            samples = facts.utilisation(device)
+            used = samples.mean(span) if samples is not None else None
+            if used is not None and len(facts.devices) == 1:
+                computing = min(computing, used[0] / 100 * seconds / n)
+        wait = max(float(mean[0]) - computing, 0.0)
     return _Held(n / seconds * wait, wait, round(n))
 
 

@@ -14,13 +14,4 @@ CAUSES = (
         "Record process samples: tracer record --pid PID.",
         "Widen or correct the affinity of the launching process.",
     ),
-    Cause(
-        "launch.observer",
-        "the monitoring itself",
-        "A monitor holds a lock of the driver while the service launches.",
-        "Driver-lock time of monitors overlaps the slow calls.",
-        "First use, contention.",
-        "Record with and without the monitor and compare.",
-        "Poll less often, or turn the monitor off.",
-    ),
 )

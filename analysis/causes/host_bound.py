@@ -47,10 +47,14 @@ def find_host_bound(facts: Facts) -> Finding:
         finding = _of_device(facts, device)
         if finding is not None and (best is None or _weight(finding) > _weight(best)):
             best = finding
-    return best or timed or Finding(
-        HOST_BOUND,
-        Status.NOT_APPLICABLE,
-        undecided_because="too few steps or utilisation samples to compare",
+    return (
+        best
+        or timed
+        or Finding(
+            HOST_BOUND,
+            Status.NOT_APPLICABLE,
+            undecided_because="too few steps or utilisation samples to compare",
+        )
     )
 
 

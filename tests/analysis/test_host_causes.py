@@ -11,7 +11,7 @@ from analysis import attribute
 from analysis.finding import Status
 from analysis.manifest import Target
 from tests.analysis.builder import MS, S, Service
-from tests.analysis.scrapes import Scrapes, finding
+from tests.analysis.scrapes import Scrapes, finding, gpu_rows
 
 SIBLING, WORKER = 4_003, 4_900
 
@@ -285,3 +285,18 @@ def test_slow_tokens_or_many_answers_alone_are_not(
 ) -> None:
     attribution = heavy(per_step=per_step, gap_s=gap_s, n=n).attribution(tmp_path)
     assert finding(attribution, "request.heavy").status is Status.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("query_ns", "status"), [(4_400_000, Status.UNDECIDED), (40_000, Status.NOT_FOUND)]
+)
+def test_a_monitor_that_holds_the_driver(tmp_path: Path, query_ns: int, status: Status) -> None:
+    service = Service(seed=6, has_nvml=False)
+    while service.now < service.start + 12 * S:
+        service.absent(service.now, service.now + 5 * MS, "uninterruptible", 4_000)
+        service.now += 5 * MS
+        service.decode_step()
+        service.decode_step()
+    rows = gpu_rows(service.start, 12, util_pct=75.0, query_ns=query_ns)
+    attribution = attribute(service.builder(tmp_path / "s").add("gpu_sample", rows).write())
+    assert finding(attribution, "launch.observer").status is status
