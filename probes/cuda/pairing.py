@@ -126,13 +126,13 @@ class Pairing:
                 record may still come, and nothing is declared lost.
         """
         if self._held_entries.size:
-            entries = np.concatenate((self._held_entries, entries))
+            entries = _joined(self._held_entries, entries)
         if self._held_returns.size:
-            returns = np.concatenate((self._held_returns, returns))
+            returns = _joined(self._held_returns, returns)
         n_open, n_new = len(self._open), len(entries)
         if not n_new and not len(returns):
             return _no_calls()
-        all_entries = np.concatenate((self._open, entries)) if n_open else entries
+        all_entries = _joined(self._open, entries) if n_open else entries
         n_entries = n_open + n_new
         pid_tgid = np.concatenate((all_entries["pid_tgid"], returns["pid_tgid"]))
         keys, thread = index_threads(pid_tgid)
@@ -188,8 +188,8 @@ class Pairing:
         ):
             state.sequence += n_accepted
             state.held_until = max(state.held_until, held_until)
-        self._held_entries = entries[found.state == WAITS]
-        self._held_returns = returns[found.waits]
+        self._held_entries = _rows(entries, found.state == WAITS)
+        self._held_returns = _rows(returns, found.waits)
         is_taken = found.state != WAITS
         call_id = np.empty(len(entries), np.int64)
         call_id[:n_open] = self._open_id
@@ -200,7 +200,7 @@ class Pairing:
         parent[:n_open] = self._open_parent
         depth = (entries["depth"] & DEPTH_MASK).astype(np.int64)
         stays = np.flatnonzero(found.state == OPEN)
-        self._open = entries[stays]
+        self._open = _rows(entries, stays)
         self._open_id = call_id[stays]
         self._open_parent = parent[stays]
         self._open_doubtful = np.zeros(len(stays), np.bool_)
@@ -208,7 +208,7 @@ class Pairing:
         is_run = len(ended) > 0 and ended[-1] - ended[0] + 1 == len(ended)
         done: _I64 | slice = slice(int(ended[0]), int(ended[-1]) + 1) if is_run else ended
         return Calls(
-            entries[done],
+            _rows(entries, done),
             call_id[done],
             parent[done],
             depth[done],
@@ -333,7 +333,7 @@ class Pairing:
         self._open_doubtful = doubtful[stays] | (losses[stays] < total[thread[stays]])
         done = np.flatnonzero(is_closed)
         return Calls(
-            entries[order[done]],
+            _rows(entries, order[done]),
             call_id[done],
             parent[done],
             depth[done],
@@ -396,6 +396,20 @@ class Pairing:
     def threads_of(self, pid: int) -> list[int]:
         """Return the ``pid_tgid`` of every thread of a process that made a call."""
         return [key for key in self._threads if key >> 32 == pid]
+
+
+def _rows(records: _Records, which: _I64 | _Bool | slice) -> _Records:
+    """Some of the records; as bytes without fields they are copied several times as fast."""
+    chosen: _Records = records.view(f"V{records.itemsize}")[which].view(records.dtype)
+    return chosen
+
+
+def _joined(first: _Records, second: _Records) -> _Records:
+    """Records one after the other, copied as bytes too."""
+    both: _Records = np.concatenate(
+        (first.view(f"V{first.itemsize}"), second.view(f"V{second.itemsize}"))
+    ).view(first.dtype)
+    return both
 
 
 def _no_calls() -> Calls:
