@@ -216,9 +216,12 @@ class CuptiProbe:
         for pid in self._tree.pids():
             if proc.namespace_pids(pid)[-1:] == [own]:
                 return pid
-        # It may have ended already; in a place of our own there is nobody else.
-        has_been = any(target.pid == own for target in self._tree.targets())
-        return own if has_been or self._options.is_owned else None
+        # It may have ended already; in a place of our own, before the tree had seen it. One that
+        # runs is seen soon.
+        if any(target.pid == own for target in self._tree.targets()):
+            return own
+        is_gone = self._options.is_owned and proc.read_stat(own) is None
+        return own if is_gone else None
 
     def _sweep(self) -> None:
         """Remove rings of processes that have ended without anybody looking."""

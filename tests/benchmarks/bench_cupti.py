@@ -32,7 +32,7 @@ from tests.probes.cupti.producing import build_producer, figures
 from tracer.simulated.device import SimulatedDevice
 
 ROUNDS = 5
-LAUNCHES = 200_000
+LAUNCHES = 1_500_000
 N_RECORDS = 2_000_000
 #: Records handed to the reader at once.
 CHUNK = 50_000
@@ -54,9 +54,9 @@ def cost_of_launch(device: SimulatedDevice, folder: Path, mode: str) -> float:
         environment |= meeting.environment()
     meeting.close(remove=False)
     options = MODES[mode]
-    probe = None
+    probe, tree = None, TargetTree([])
     if options is not None:
-        probe = CuptiProbe(TargetTree([]), CuptiOptions(meeting.directory, **options))
+        probe = CuptiProbe(tree, CuptiOptions(meeting.directory, **options))
         probe.start()
     process = subprocess.Popen(
         [str(device.libraries.launcher), f"launches={LAUNCHES}", "kernel_us=0.2"],
@@ -65,6 +65,7 @@ def cost_of_launch(device: SimulatedDevice, folder: Path, mode: str) -> float:
         text=True,
     )
     assert process.stdout is not None
+    tree.add_root(process.pid)
     while probe is not None and process.poll() is None:
         for _ in probe.drain(time.monotonic_ns()):
             pass

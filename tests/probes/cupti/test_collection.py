@@ -341,3 +341,20 @@ def test_the_place_is_found_in_the_environment_of_the_program(
     batches = [*probe.drain(time.monotonic_ns()), *probe.stop()]
     assert 0 < len(rows_of(batches, "gpu_activity")) <= 300
     assert (collection.directory / "control").exists(), "it was not ours to remove"
+
+
+def test_a_child_that_the_recorder_has_not_seen_yet_keeps_its_ring(
+    machine: Machine, tmp_path: Path
+) -> None:
+    collection = Collection(machine, tmp_path, is_owned=True)
+    tree = TargetTree([])
+    probe = CuptiProbe(tree, collection.options)
+    probe.start()
+    process = machine.start("launches=300", "rate=1000", **collection.variables)
+    list(probe.drain(time.monotonic_ns()))
+    assert len(list(collection.directory.glob("ring-*"))) == 1
+    tree.add_root(process.pid)
+    machine.finish(process)
+    batches = [*probe.drain(time.monotonic_ns() + 1_000_000_000), *probe.stop()]
+    assert len(rows_of(batches, "gpu_activity")) == 300
+    assert not collection.directory.exists()
