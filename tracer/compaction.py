@@ -32,7 +32,7 @@ from tracer.summaries import combine
 #: Rows from which a segment is final.
 SEALED_ROWS = 131_072
 #: Most rows of a merged segment; bounds the memory of a merge.
-MERGED_ROWS = 262_144
+MERGED_ROWS = 163_840
 #: Segments of one rank that are merged even where they are small.
 FAN_IN = 16
 #: How much lower the priority of upkeep is than that of writing.

@@ -134,6 +134,8 @@ class SegmentStore:
         except (OSError, pa.ArrowException):
             self._merge_after = time.monotonic() + MERGE_RETRY_S
             return
+        # A merge holds many rows at once; the allocator would keep the room for the next.
+        pa.default_memory_pool().release_unused()
         segments[start : start + len(group)] = [merged]
         now = time.monotonic()
         self._replaced.extend((now, item.segment.path) for item in group)

@@ -9,20 +9,37 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from analysis.manifest import Manifest
 from probes.clocks import ClockAnchors, ClockReaders
 from probes.host.host import HostProbe
 from probes.host.process import ProcessProbe
+from probes.probe import Batch, ProbeError
 from probes.targets import TargetTree
-from tests.tracer.fake_probes import FailsLater, FakeCalls
+from tests.tracer.fake_probes import FakeCalls
 from tracer.free_space import FreeSpace
 from tracer.recorder import Recorder, stopped_by_signals
 from tracer.retention import Retention
 from tracer.session import SessionWriter
 
 PERIOD_NS = 20_000_000
+
+
+class Lost(FakeCalls):
+    """A source without rows that fails at its third drain."""
+
+    tables = ()
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        self.n_rows += 1
+        if self.n_rows == 3:
+            raise ProbeError("the driver does not answer; look at dmesg")
+        return []
+
+    def stop(self) -> Iterable[Batch]:
+        return []
 
 
 def main() -> int:
@@ -44,7 +61,7 @@ def main() -> int:
     calls = FakeCalls(n=arguments.calls_per_s // 50, period_ns=PERIOD_NS)
     probes = [calls, HostProbe(tree), ProcessProbe(tree)]
     if arguments.lose_source:
-        probes.append(FailsLater("nvml"))
+        probes.append(Lost("nvml"))
     readers = ClockReaders()
     if arguments.step_clock:
         begin = time.monotonic()
