@@ -248,7 +248,7 @@ class Facts:
         """
         waits = waits_of(self.launchers[pid])
         by_other = (waits.waker_pid > 0) & (waits.waker_pid != pid)
-        spans = waits.spans[by_other & ~np.isin(waits.waker_pid, self.processes)]
+        spans: Ints = waits.spans[by_other & ~np.isin(waits.waker_pid, self.processes)]
         length = spans[:, 1] - spans[:, 0]
         spans = spans[2 * length > (quantiles.median(length) or 0)]
         length = spans[:, 1] - spans[:, 0]
@@ -269,11 +269,14 @@ class Facts:
             is_one = pc.fill_null(pc.is_in(part["copy_kind"], wanted), False)
             own = part.filter(pc.and_(is_one, pc.equal(part["pid"], pid)))
             own = own.filter(pc.is_valid(own["size_bytes"]))
-            return np.stack((own["start_ns"].to_numpy(), own["size_bytes"].to_numpy()), axis=1)
+            start, size = own["start_ns"].to_numpy(), own["size_bytes"].to_numpy()
+            found: Ints = np.stack((start, size), axis=1)
+            return found
 
         parts = self.session.collect("cuda_call", columns, convert)
         rows: Ints = np.concatenate(parts) if parts else intervals.EMPTY
-        return rows[np.argsort(rows[:, 0], kind="stable")]
+        ordered: Ints = rows[np.argsort(rows[:, 0], kind="stable")]
+        return ordered
 
     @cached_property
     def activity(self) -> dict[int, dict[str, Ints]]:

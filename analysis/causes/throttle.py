@@ -39,6 +39,9 @@ LOWERED = 0.93
 LOWERED_OF_MAX = 0.85
 #: Utilisation in % from which a device is at work: idle devices lower their clocks by themselves.
 WORKING_PCT = 10.0
+#: Activity of the memory in % from which it limits the work, at a clock of at least half.
+MEMORY_PCT = 60.0
+HALF = 2.0
 #: Samples that a level needs, and steps or kernels on each side of the comparison.
 N_SAMPLES = 3
 N_LIKE = 10
@@ -109,6 +112,18 @@ def _of_device(facts: Facts, device: int) -> Finding | None:
     stretch = _kernels(facts, device, clock) or _steps(facts, device, clock)
     part = 1 - 1 / clock.factor
     finding.lost_ns, finding.lost_share = int(severity.lost_ns * part), severity.share * part
+    busy_memory = _memory(facts, device, clock)
+    if stretch is None and busy_memory is not None and clock.factor < HALF:
+        finding.lost_ns, finding.lost_share = 0, 0.0
+        finding.evidence.append(busy_memory)
+        finding.excluded.append(
+            Exclusion(
+                THROTTLE,
+                f"{text}, but its memory is active for {busy_memory.value} % of the time: the "
+                "memory limits it, whose clock is as ever",
+            )
+        )
+        return finding
     if stretch is None:
         finding.status, finding.confidence = Status.UNDECIDED, 0.5
         finding.undecided_because = (
@@ -150,6 +165,16 @@ def _of_device(facts: Facts, device: int) -> Finding | None:
         f"{100 * finding.lost_share:.0f} % of the time with demand is lost to it."
     )
     return finding
+
+
+def _memory(facts: Facts, device: int, clock: _Clock) -> Evidence | None:
+    """The activity of the memory at the lowered clock, where it is high; None else."""
+    gpu = facts.gpu
+    samples = gpu.quantity(device, "dram_active_pct") if gpu is not None else None
+    mean = samples.mean(clock.lowered) if samples is not None else None
+    if mean is None or mean[0] < MEMORY_PCT:
+        return None
+    return Evidence("dram_active", round(mean[0], 1), "%", mean[1], "gpu_sample")
 
 
 def _where(facts: Facts, device: int) -> Where:
