@@ -118,6 +118,21 @@ class GpuSamples:
             }
         ).reset_index()
 
+    def without(self, device: int | None, pid: int) -> Ints:
+        """Return when a process had no context on a GPU, as ``(n, 2)`` ns: it is missing from a
+        list of processes that names others.
+        """
+        rows = self.processes
+        if device is not None:
+            rows = rows[rows["device"] == device]
+        times = np.unique(rows["time_ns"].to_numpy(dtype=np.int64))
+        if len(times) < 2:
+            return intervals.EMPTY
+        spacing = max(int(np.median(np.diff(times))), 1)
+        own = rows.loc[rows["pid"] == pid, "time_ns"].to_numpy(dtype=np.int64)
+        missing = times[~np.isin(times, own)]
+        return intervals.union(intervals.make(missing - spacing, missing))
+
     def process_util(self, device: int | None, pid: int) -> Samples | None:
         """Return the SM share in % that the driver ascribes to a process, sample by sample.
 

@@ -74,7 +74,7 @@ def _neighbours(facts: Facts, device: int | None, own: int) -> list[_Neighbour]:
                 text_of(row["name"]),
                 text_of(row["type"]),
                 intervals.union(spans[is_active]),
-                intervals.union(spans),
+                intervals.union(np.concatenate((spans, facts.gpu.without(device, pid)))),
                 float(samples.value[is_active].mean()) if is_active.any() else 0.0,
                 len(samples),
                 False,

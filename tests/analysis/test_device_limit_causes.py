@@ -219,3 +219,29 @@ def copying(path: Path, size: int, copy_ns: int) -> Attribution:
 )
 def test_copies_over_the_host_link(tmp_path: Path, size: int, copy_ns: int, status: Status) -> None:
     assert finding(copying(tmp_path, size, copy_ns), "transfer.host_link").status is status
+
+
+def test_the_time_before_a_neighbour_came_is_time_alone(tmp_path: Path) -> None:
+    service = Service(seed=9, has_engine=False, has_nvml=False)
+    half = service.start + 10 * S
+    service.decode_until(half)
+    service.decode_until(half + 10 * S, slower=2.0)
+    listed = [
+        {
+            "time_ns": service.start + index * S,
+            "device": 0,
+            "pid": pid,
+            "type": "C",
+            "name": name,
+            "is_target": pid == service.pid,
+            "sm_util_pct": share,
+        }
+        for index in range(1, 21)
+        for pid, name, share in ((service.pid, "engine", None), (7_000, "trainer", 15.0))
+        if pid == service.pid or index > 10
+    ]
+    rows = gpu_rows(service.start, 20, util_pct=80.0)
+    builder = service.builder(tmp_path / "s").add("gpu_sample", rows).add("gpu_process", listed)
+    attribution = attribute(builder.write())
+    assert attribution.verdict.cause == "contention.cross_process"
+    assert finding(attribution, "contention.cross_process").confidence > 0.9
