@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-#: Larger blocks are mapped on their own, and unmapped when they are free.
-LARGE_BYTES = 256 << 10
+#: Larger blocks are mapped on their own, and unmapped when they are free: those of a segment. The
+#: arrays of one drain are smaller, and their pages are used again.
+LARGE_BYTES = 4 << 20
 #: Heaps that all threads share; by default each thread gets one of its own that only grows.
 HEAPS = 2
 

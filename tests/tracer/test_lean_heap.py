@@ -16,7 +16,7 @@ def resident_kb():
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0])
 before = resident_kb()
-blocks = [bytes([1]) * (300 << 10) for _ in range(100)]
+blocks = [bytes([1]) * (6 << 20) for _ in range(6)]
 full = resident_kb()
 # A small block behind them would keep the top of an ordinary heap in place.
 kept = bytes([1]) * 1000
