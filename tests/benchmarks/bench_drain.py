@@ -4,7 +4,8 @@
 launches with a driver call inside each, made by a traced program beforehand. ``drain_records`` is
 the first step alone: a ring's records as Arrow columns. The baseline of both is bcc's own ring
 buffer callback on the same kind of record, which makes a row of its fields, as any column store
-needs; a call has two records. ``bcc_callback_bare`` does nothing with the record. Medians.
+needs; a call has two records. ``bcc_callback_bare`` does nothing with the record. Each is measured
+at its second drain, as a recorder that has been running touches no new pages. Medians.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from probes.compiler import find_bcc, find_headers
@@ -64,6 +66,11 @@ table.open_ring_buffer(bare if sys.argv[5] == "bare" else decode)
 module.attach_uprobe(name=sys.argv[3], sym="cudaLaunchKernel", fn_name="hit", pid=int(sys.argv[4]))
 print("ready", flush=True)
 sys.stdin.readline()
+module.ring_buffer_consume()
+seen = 0
+rows.clear()
+print("warm", flush=True)
+sys.stdin.readline()
 start = time.thread_time_ns()
 module.ring_buffer_consume()
 spent = time.thread_time_ns() - start
@@ -78,6 +85,8 @@ def drain_rate(program: Path) -> float:
     with started(program) as target:
         calls = CudaCalls(TargetTree([target.pid]))
         calls.start()
+        target.run()
+        list(calls.drain(time.monotonic_ns()))
         target.run()
         start = time.thread_time_ns()
         batches = list(calls.drain(time.monotonic_ns()))
@@ -96,20 +105,28 @@ def record_rate(program: Path) -> float:
         calls = CudaCalls(TargetTree([target.pid]))
         calls.start()
         assert calls.tracing is not None
+        ring = calls.tracing.entries
+        target.run()
+        _columns(ring.drain())
+        calls.tracing.returns.drain()
         target.run()
         start = time.thread_time_ns()
-        records = calls.tracing.entries.drain()
-        names = ("time_ns", "pid_tgid", "function", "depth", "sequence")
-        columns = {name: pa.array(np.ascontiguousarray(records[name])) for name in names}
-        words = np.ascontiguousarray(records["words"].T)
-        columns.update((f"word_{index}", pa.array(word)) for index, word in enumerate(words))
-        batch = pa.RecordBatch.from_pydict(columns)
+        batch = _columns(ring.drain())
         spent = time.thread_time_ns() - start
         calls.stop()
         calls.wait_detached(30)
     if batch.num_rows != 2 * LAUNCHES:
         raise SystemExit(f"{batch.num_rows} records of {2 * LAUNCHES}")
     return batch.num_rows / spent * 1e9
+
+
+def _columns(records: npt.NDArray[np.void]) -> pa.RecordBatch:
+    """Entry records as Arrow columns."""
+    names = ("time_ns", "pid_tgid", "function", "depth", "sequence")
+    columns = {name: pa.array(np.ascontiguousarray(records[name])) for name in names}
+    words = np.ascontiguousarray(records["words"].T)
+    columns.update((f"word_{index}", pa.array(word)) for index, word in enumerate(words))
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def callback_rate(program: Path, library: Path, how: str) -> float:
@@ -134,10 +151,12 @@ def callback_rate(program: Path, library: Path, how: str) -> float:
         assert process.stdout is not None and process.stdin is not None
         if process.stdout.readline().strip() != "ready":
             raise SystemExit("bcc's own reader could not be started")
-        target.run()
-        process.stdin.write("\n")
-        process.stdin.flush()
-        seen, spent = (int(word) for word in process.stdout.readline().split())
+        for _ in range(2):
+            target.run()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        seen, spent = (int(word) for word in line.split())
         process.wait()
     if seen != LAUNCHES:
         raise SystemExit(f"bcc read {seen} records of {LAUNCHES}")
@@ -150,9 +169,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         library = build_library(folder)
-        body = (
+        loop = (
             f"for (int i = 0; i < {LAUNCHES}; i++) cudaLaunchKernel(A(16 + i % 99), g, b, 0, 0, 0);"
         )
+        body = f'{loop} puts("done"); fflush(stdout); getchar(); {loop}'
         program = build_program(folder, library, body)
         calls = statistics.median(drain_rate(program) for _ in range(ROUNDS))
         records = statistics.median(record_rate(program) for _ in range(ROUNDS))
