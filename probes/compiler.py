@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -65,18 +66,18 @@ def _mount_tracefs() -> Path:
             return Path(place)
     libc = ctypes.CDLL(None, use_errno=True)
     new_namespace, private_recursive = 0x00020000, (1 << 18) | (1 << 14)
-    folder = tempfile.mkdtemp(prefix="tracer-tracefs-")
-    try:
-        if (
-            libc.unshare(new_namespace)
-            or libc.mount(b"none", b"/", None, private_recursive, None)
-            or libc.mount(b"tracefs", folder.encode(), b"tracefs", 0, None)
-        ):
-            raise OSError(ctypes.get_errno(), "the kernel's tracefs cannot be mounted")
-    except OSError:
-        Path(folder).rmdir()
-        raise
-    return Path(folder)
+    # Any folder serves: in a namespace of its own the mount hides it from this process alone.
+    folders = [Path("/sys/kernel/tracing"), Path("/mnt")]
+    folder = next((place for place in folders if place.is_dir()), None)
+    if folder is None:
+        raise OSError(errno.ENOENT, "no folder to mount the kernel's tracefs on")
+    if (
+        libc.unshare(new_namespace)
+        or libc.mount(b"none", b"/", None, private_recursive, None)
+        or libc.mount(b"tracefs", os.fsencode(folder), b"tracefs", 0, None)
+    ):
+        raise OSError(ctypes.get_errno(), "the kernel's tracefs cannot be mounted")
+    return folder
 
 
 def tracepoint_struct(name: str, text: str) -> str:
