@@ -13,6 +13,7 @@ from pathlib import Path
 
 from analysis.schema import ANNOTATION, EVENT, GPU_ACTIVITY, LOSS, Table
 from probes.cupti import ring
+from probes.cupti.build import LIBRARY
 from probes.cupti.process import CollectedProcess
 from probes.cupti.rendezvous import DIRECTORY_VARIABLE, Rendezvous
 from probes.cupti.ring import Losses, RingError
@@ -25,6 +26,8 @@ SEARCH_NS = 200_000_000
 #: How long the end of a recording waits for the programs to hand over the rest.
 STOP_WAIT_S = 0.8
 MAX_PROCESSES = 256
+#: A process that has loaded the library shows its ring within this time.
+SHOW_NS = 3_000_000_000
 _REASONS = {
     "ring": ("ring_full", "The recorder did not keep up; some device times are missing."),
     "cupti": ("buffer_full", "CUPTI had no buffer; some device times are missing."),
@@ -80,6 +83,7 @@ class CuptiProbe:
         #: When a program was last seen to be replaced by another in its process, by pid.
         self._images: dict[int, int] = {}
         self._n_lost = 0
+        self._has_looked = False
         self._refused: set[str] = set()
         self._told: dict[str, Losses] = {}
         self._start_ns = 0
@@ -124,6 +128,7 @@ class CuptiProbe:
             self._search_due_ns = now_ns + SEARCH_NS
             self._search()
             yield from self._end_dead(now_ns)
+            yield from self._tell_unreachable(now_ns)
         for key, process in self._processes.items():
             if not process.is_over:
                 yield from self._counted(process.drain(now_ns))
@@ -256,6 +261,22 @@ class CuptiProbe:
         self._images[process.pid] = now_ns
         # A program that runs on keeps its ring for the next recording.
         process.ring.close(remove=not is_alive or is_replaced)
+
+    def _tell_unreachable(self, now_ns: int) -> Iterator[Batch]:
+        """Say once which process has the library and cannot use the place to meet."""
+        if self._processes or self._has_looked or now_ns < self._start_ns + SHOW_NS:
+            return
+        self._has_looked = True
+        for pid in sorted(self._tree.pids()):
+            if any(LIBRARY in mapping.path for mapping in proc.read_maps(pid)):
+                trouble = (
+                    f"No device times: process {pid} has loaded the library and cannot use the "
+                    "place to meet. Prepare it for the program's user, at the same path: "
+                    "tracer cupti --user UID --directory DIR."
+                )
+                self._troubles.append(trouble)
+                yield _event(now_ns, pid, "source_lost", trouble)
+                return
 
     def _tell_trouble(self, process: CollectedProcess, now_ns: int) -> Iterator[Batch]:
         """One event for each trouble, however many processes have it."""

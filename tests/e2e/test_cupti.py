@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from tests.probes.cupti.programs import CONTEXT
 from tests.tracer.simulated.conftest import Machine
 from tracer.simulated.build import BuildError, build
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="recording needs root")
+pytestmark = pytest.mark.root
 TRACER = [sys.executable, "-m", "tracer"]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from probes.cupti import ring
-from probes.cupti.probe import CuptiOptions, CuptiProbe
+from probes.cupti.probe import SHOW_NS, CuptiOptions, CuptiProbe
 from probes.cupti.rendezvous import Rendezvous
 from probes.cupti.ring import RingFile
 from probes.probe import Batch, ProbeError
@@ -358,3 +358,18 @@ def test_a_child_that_the_recorder_has_not_seen_yet_keeps_its_ring(
     batches = [*probe.drain(time.monotonic_ns() + 1_000_000_000), *probe.stop()]
     assert len(rows_of(batches, "gpu_activity")) == 300
     assert not collection.directory.exists()
+
+
+def test_a_program_that_cannot_reach_the_place_is_told_of(machine: Machine, tmp_path: Path) -> None:
+    collection = Collection(machine, tmp_path)
+    elsewhere = {**collection.variables, "TRACER_CUPTI": str(tmp_path / "elsewhere")}
+    process = machine.start("launches=0", "rate=100", **elsewhere)
+    probe = CuptiProbe(TargetTree([process.pid]), collection.options)
+    probe.start()
+    assert not rows_of(probe.drain(time.monotonic_ns()), "event")
+    later = time.monotonic_ns() + 2 * SHOW_NS
+    (event,) = rows_of(probe.drain(later), "event")
+    assert (event["kind"], event["pid"]) == ("source_lost", process.pid)
+    assert "tracer cupti --user UID" in event["detail"]
+    assert not rows_of(probe.drain(later + SHOW_NS), "event"), "once"
+    list(probe.stop())
