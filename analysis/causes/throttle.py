@@ -39,6 +39,8 @@ LOWERED = 0.93
 LOWERED_OF_MAX = 0.85
 #: Utilisation in % from which a device is at work: idle devices lower their clocks by themselves.
 WORKING_PCT = 10.0
+#: A step in which the launching thread waited for a CPU for more than this share does not count.
+DELAYED = 0.1
 #: Activity of the memory in % from which it limits the work, at a clock of at least half.
 MEMORY_PCT = 60.0
 HALF = 2.0
@@ -273,6 +275,9 @@ def _steps(facts: Facts, device: int, clock: _Clock) -> _Stretch | None:
     shape = steps.n_graphs * 1_000_003 + steps.n_launches
     has_work = (shape > 0) & steps.is_waiting
     spans = steps.outstanding
+    # What the scheduler took from a step is not the clock's doing.
+    ready = facts.launchers[pids[0]].states["ready"]
+    has_work &= intervals.overlap_each(spans, ready) <= DELAYED * length
     low = has_work & _inside(spans, clock.lowered)
     usual = has_work & _inside(spans, clock.usual)
     return _compare(length, shape, low, usual, "step")
