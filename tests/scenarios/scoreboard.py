@@ -160,7 +160,8 @@ def _write(results: list[Result], notes: list[str], arguments: argparse.Namespac
     if arguments.short:
         page.write_text(report.relisted(page.read_text("utf-8"), results), encoding="utf-8")
         return
-    command = f"make scoreboard SEED={arguments.seed}"
+    command = f"python -m tests.scenarios.scoreboard --seed {arguments.seed}"
+    command += f" --draws {arguments.draws} --retries {arguments.retries}"
     page.write_text(report.page(results, notes, command), encoding="utf-8")
     draw_confusion(summarise(whole).confusion, DOCS / "scoreboard-confusion.svg")
 
