@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import tempfile
+import time
 from pathlib import Path
 
 from probes.cupti.build import LIBRARY, build_library
@@ -22,7 +23,10 @@ NAMES_BYTES = 4 << 20
 FLUSH_MS = 100
 
 _MEMORY = Path("/dev/shm")
+_PREFIX = "tracer-cupti-"
 _CONTROL = "control"
+#: A place of a recorder that has shown no life for so long is of one that was killed.
+_ABANDONED_NS = 60_000_000_000
 #: ``struct control`` (native/shared.h): magic, changes, mode, beat, flush, records, names, library.
 _MAGIC = 0x7472636374726C31
 _FORMAT = struct.Struct("=QIIQIIII1024s")
@@ -80,7 +84,8 @@ class Rendezvous:
         """
         try:
             if directory is None:
-                directory = Path(tempfile.mkdtemp(prefix="tracer-cupti-", dir=_MEMORY))
+                _remove_abandoned(time.monotonic_ns())
+                directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_MEMORY))
             directory.mkdir(mode=0o700, exist_ok=True)
             content = _FORMAT.pack(
                 _MAGIC, 0, 0, 0, FLUSH_MS, N_RECORDS, NAMES_BYTES, 0, os.fsencode(library)[:1023]
@@ -162,3 +167,19 @@ class Rendezvous:
             )  # fmt: skip
         finally:
             del word  # it keeps the map from being closed
+
+
+def _remove_abandoned(now_ns: int) -> None:
+    """Remove places of recorders that were killed; those that ``tracer cupti`` made hold the
+    library, and stay.
+    """
+    for directory in _MEMORY.glob(f"{_PREFIX}*"):
+        try:
+            if directory.stat().st_uid != os.geteuid() or (directory / LIBRARY).exists():
+                continue
+            content = (directory / _CONTROL).read_bytes()
+            magic, _, _, beat_ns, *_ = _FORMAT.unpack_from(content)
+        except (OSError, struct.error):
+            continue
+        if magic == _MAGIC and 0 < beat_ns < now_ns - _ABANDONED_NS:
+            shutil.rmtree(directory, ignore_errors=True)
