@@ -1,9 +1,10 @@
 """Finds the metrics endpoint of an inference engine among the listening ports of its processes.
 
 Listening sockets come from ``/proc/PID/net/tcp`` and the processes' open files, so only ports of
-the recorded tree are ever asked. Asking is polite: well-known ports first, one GET each with a
-short deadline, and a port that did not answer in HTTP is never asked again (it may belong to a
-rendezvous store or a message queue).
+the recorded tree are ever asked. Asking is polite: well-known ports first, then those that someone
+chose, one GET each with a short deadline, and a port that did not answer in HTTP is never asked
+again. Ports that the kernel chose mostly belong to rendezvous stores and transports of workers,
+which may dislike being asked: they come last, and only those of processes that have few.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import socket
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from probes.host.proc import PROC, read_bytes
@@ -31,12 +32,23 @@ _SOCKET_LINK = re.compile(r"^socket:\[(\d+)\]$")
 
 @dataclass(frozen=True, order=True)
 class Listener:
-    """One listening TCP port of a process; ``namespace`` is null in the reader's own network."""
+    """One listening TCP port of a process.
+
+    Attributes:
+        port: Its number.
+        address: Where to connect to.
+        pid: The process.
+        namespace: Path of its network namespace; null in the reader's own.
+        is_chosen: Whether someone chose the number, rather than the kernel.
+        n_ports: Ports that the process listens on.
+    """
 
     port: int
     address: str
     pid: int
     namespace: str | None = None
+    is_chosen: bool = field(default=True, compare=False)
+    n_ports: int = field(default=1, compare=False)
 
     @property
     def base_url(self) -> str:
@@ -70,20 +82,34 @@ def find_listeners(pids: Iterable[int], root: Path = PROC) -> list[Listener]:
         if not table:
             continue
         namespace = None if network == own else f"{root}/{pid}/ns/net"
-        for inode in _socket_inodes(root, pid):
-            entry = table.get(inode)
-            if entry is None or entry[1] in SHUNNED_PORTS:
+        first, last = _chosen_by_kernel(root)
+        entries = {table[inode] for inode in _socket_inodes(root, pid) if inode in table}
+        for address, port in sorted(entries):
+            if port in SHUNNED_PORTS:
                 continue
-            listener = Listener(entry[1], entry[0], pid, namespace)
-            found.setdefault((network, entry[1]), listener)
+            is_chosen = not first <= port <= last
+            listener = Listener(port, address, pid, namespace, is_chosen, len(entries))
+            found.setdefault((network, port), listener)
     return sorted(found.values(), key=_likelihood)
 
 
-def _likelihood(listener: Listener) -> tuple[int, int]:
-    """Sort key: well-known ports in their order, then by number."""
+def _likelihood(listener: Listener) -> tuple[int, bool, int, int]:
+    """Sort key: well-known ports in their order, then those someone chose, then those of processes
+    that have few, by number.
+    """
+    place = len(KNOWN_PORTS)
     if listener.port in KNOWN_PORTS:
-        return KNOWN_PORTS.index(listener.port), listener.port
-    return len(KNOWN_PORTS), listener.port
+        place = KNOWN_PORTS.index(listener.port)
+    return place, not listener.is_chosen, listener.n_ports, listener.port
+
+
+def _chosen_by_kernel(root: Path) -> tuple[int, int]:
+    """First and last port that the kernel gives to who asks for any."""
+    words = (read_bytes(f"{root}/sys/net/ipv4/ip_local_port_range") or b"").split()
+    try:
+        return int(words[0]), int(words[1])
+    except (ValueError, IndexError):
+        return 32768, 60999
 
 
 def _network(root: Path, pid: str) -> str | None:

@@ -161,17 +161,17 @@ class Scraper(threading.Thread):
             reason = f"it sent no metrics ({kind})"
         elif not parsed.is_complete:
             reason = "the page broke off in the middle of a line"
-        middle = page.start_ns + page.duration_ns // 2
+        middle, end_ns = page.start_ns + page.duration_ns // 2, page.start_ns + page.duration_ns
         if reason is not None or not self.reader.hold(parsed, middle, page.duration_ns):
             self.n_failures += 1
-            self._fail(reason or "none of its metrics is of a known engine", page.start_ns)
+            self._fail(reason or "none of its metrics is of a known engine", end_ns)
             return False
         self.longest_ns = max(self.longest_ns, page.duration_ns)
         with self._lock:
             if self.is_lost:
                 self.is_lost = False
                 text = "The page is readable again."
-                self._ready.append(self._event("source_recovered", text, page.start_ns))
+                self._ready.append(self._event("source_recovered", text, end_ns))
         return True
 
     def _hand_over(self, now_ns: int) -> None:

@@ -15,6 +15,8 @@ SECOND_NS = 1_000_000_000
 #: Waits between two looks for endpoints: while none is known, and once one is.
 _SEARCH_NS = 2 * SECOND_NS
 _SEARCH_AGAIN_NS = 10 * SECOND_NS
+#: Ports of a process from which on those that the kernel chose are left alone.
+_MOST_PORTS = 4
 #: How often a port that answers in HTTP without metrics is asked (the engine may be loading).
 _MAX_ASKED = 20
 
@@ -64,6 +66,8 @@ class EndpointSearch(threading.Thread):
         """Ask a listener if it is worth it."""
         key = (listener.pid, listener.port)
         if key in self._done or listener.pid in self._served:
+            return
+        if not listener.is_chosen and (self._served or listener.n_ports > _MOST_PORTS):
             return
         n_asked, due = self._asked.get(key, (0, 0))
         if self._clock() < due:

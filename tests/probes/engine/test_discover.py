@@ -61,6 +61,22 @@ def test_listening_sockets_of_the_processes_known_ports_first(root: Path) -> Non
     ]
 
 
+def test_ports_that_the_kernel_chose_come_last_and_those_of_workers_after_a_servers(
+    root: Path,
+) -> None:
+    """As of a vLLM: the server's process has one port, the engine's core a dozen transports."""
+    (root / "sys/net/ipv4").mkdir(parents=True)
+    (root / "sys/net/ipv4/ip_local_port_range").write_text("32768\t60999\n")
+    transports = [_line("0100007F", 35000 + n, "0A", 20 + n) for n in range(12)]
+    tcp = [_line("0100007F", 45123, "0A", 11), _line("0100007F", 9123, "0A", 12), *transports]
+    _process(root, 100, [11], tcp, [])
+    _process(root, 101, [12, *range(20, 32)], tcp, [])
+    found = find_listeners({100, 101}, root)
+    assert [listener.port for listener in found] == [9123, 45123, *range(35000, 35012)]
+    assert [listener.is_chosen for listener in found[:3]] == [True, False, False]
+    assert [listener.n_ports for listener in found[:3]] == [13, 1, 13]
+
+
 def test_a_process_in_another_network_is_asked_there(root: Path) -> None:
     _process(root, 100, [11], [_line("00000000", 8000, "0A", 11)], [])
     (root / "100/ns/net").unlink()

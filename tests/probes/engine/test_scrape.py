@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 import pyarrow as pa
 import pytest
@@ -255,6 +257,21 @@ def test_an_endpoint_in_another_network_namespace_is_found() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_transports_of_workers_are_never_asked() -> None:
+    """More ports than a server has, all chosen by the kernel: they do not speak HTTP."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
+        for server in servers:
+            server.settimeout(0.01)
+        probe = EngineProbe(Targets(os.getpid()), interval_ns=TICK_NS)
+        probe.start()
+        time.sleep(1.0)
+        list(probe.stop())
+        for server in servers:
+            with pytest.raises(TimeoutError):
+                server.accept()
 
 
 def test_ports_of_other_processes_are_never_asked() -> None:
