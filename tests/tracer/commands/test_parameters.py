@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from tracer.commands.parameters import find_session, parse_duration
+from tracer.commands.parameters import find_session, parse_duration, parse_share
 from tracer.errors import InputError
 
 
@@ -38,3 +38,14 @@ def test_the_ending_of_a_session_may_be_left_out_or_added(tmp_path):
     assert find_session(tmp_path / "b.tracer") == tmp_path / "b"
     with pytest.raises(InputError, match="record -o"):
         find_session(tmp_path / "c")
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), (" 0.5 % ", 0.005), ("100%", 1.0)])
+def test_a_share_is_a_percentage(text, share):
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["1", "0%", "101%", "-1%", "one", "", "1%%"])
+def test_what_is_no_percentage_is_refused_with_an_example(text):
+    with pytest.raises(click.BadParameter, match="write for example 1%"):
+        parse_share(text)
