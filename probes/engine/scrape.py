@@ -126,6 +126,7 @@ class Scraper(threading.Thread):
         self.n_scrapes += 1
         try:
             page = self._fetcher.get()
+            self._busy_since = None  # what follows is ours, and no fault of the endpoint
         except FetchError as error:
             self._read_pages()
             self.n_failures += 1
