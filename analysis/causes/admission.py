@@ -79,9 +79,11 @@ def _has_room(engine: EngineSeries, load: Load) -> Flags:
     """Windows whose batch is below its limit and whose cache is not full."""
     exposed = engine.gauge(words.LIMIT)
     most = float(load.running.max())
-    if exposed is not None and exposed.value.max() > 0:
-        most = float(exposed.value.max())
     room: Flags = load.running < BELOW_LIMIT * max(most, 1.0)
+    if exposed is not None and exposed.value.max() > 0:
+        # A batch that holds to one size near its limit is held by something like a limit.
+        limit = float(exposed.value.max())
+        room = (load.running < BELOW_LIMIT * limit) & (room | (load.running < limit / 2))
     if load.kv_usage is not None:
         room &= load.kv_usage < KV_FULL
         if exposed is None:

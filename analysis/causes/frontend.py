@@ -131,8 +131,6 @@ def _saturated(facts: Facts, waiting: Series, held: _Held | None) -> Finding | N
     """A saturated process beside an engine in which nobody waits and a device with room: undecided
     where the times to first token do not tell that requests are held; None for nothing such.
     """
-    if held is not None and held.requests < INSIDE_AT_LEAST:
-        return None
     found = [item for item in _processes(facts) if len(item.wanted) >= N_SECONDS]
     whole = intervals.make([facts.start_ns], [facts.complete_ns])
     used = [
@@ -150,7 +148,8 @@ def _saturated(facts: Facts, waiting: Series, held: _Held | None) -> Finding | N
     return Finding(
         FRONTEND,
         Status.UNDECIDED,
-        confidence=0.5,
+        # Some engines count the time to first token from where the front end hands over.
+        confidence=0.35 if held is not None and held.requests < INSIDE_AT_LEAST else 0.5,
         start_ns=facts.start_ns,
         end_ns=facts.complete_ns,
         where=Where(busiest.pid, process=name),

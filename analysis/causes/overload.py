@@ -24,6 +24,9 @@ DEPTH = 0.25
 FULL_SHARE = 0.6
 #: The batch counts as full from this share of its limit on.
 AT_LIMIT = 0.95
+#: A batch that holds to its largest size counts as full too, from this share of the limit on: not
+#: every place can be used (a token budget, requests of several sequences).
+NEAR_LIMIT = 0.75
 #: Service counts as slower from this rise of the time between tokens on, and arrivals as more.
 SLOWER = 1.5
 MORE = 1.25
@@ -136,10 +139,11 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
 def _at_limit(engine: EngineSeries, load: Load, is_queued: Flags) -> Flags:
     """Windows whose batch is at its limit: as exposed, else the size that it holds to."""
     exposed = engine.gauge(words.LIMIT)
+    most = float(load.running.max())
     if exposed is not None and exposed.value.max() > 0:
         limit = float(exposed.value.max())
-        return _is_at_least(load, AT_LIMIT * limit)
-    most = float(load.running.max())
+        if most < NEAR_LIMIT * limit or most >= AT_LIMIT * limit:
+            return _is_at_least(load, AT_LIMIT * limit)
     held = _is_at_least(load, AT_LIMIT * most)
     # A batch that only touches its largest size is held by something else.
     is_limit = most >= 1 and held[is_queued].mean() >= FULL_SHARE

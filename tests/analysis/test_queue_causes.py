@@ -157,7 +157,7 @@ def serving(front_end: float, ttft_s: float, waiting: float) -> Service:
     [
         (0.97, 1.8, 0, Status.FOUND),
         (0.30, 1.8, 0, Status.UNDECIDED),
-        (0.97, 0.05, 0, Status.NOT_FOUND),
+        (0.97, 0.05, 0, Status.UNDECIDED),
         (0.97, 1.8, 9, Status.NOT_FOUND),
     ],
     ids=["saturated", "front end has room", "it polls", "the engine is behind"],
