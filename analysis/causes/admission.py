@@ -20,6 +20,8 @@ N_HELD = 5
 HELD_SHARE = 0.25
 #: The batch has room below this share of its limit, or of the largest size that it had.
 BELOW_LIMIT = 0.9
+#: Share of the queued windows in which the batch holds to its largest size.
+STEADY = 0.8
 #: The cache is nearly empty below this share, so that what it holds is not what keeps others out.
 KV_EMPTY = 0.15
 #: Share of the held windows in which not one token may come for nothing to be served at all.
@@ -81,9 +83,12 @@ def _has_room(engine: EngineSeries, load: Load) -> Flags:
     most = float(load.running.max())
     room: Flags = load.running < BELOW_LIMIT * max(most, 1.0)
     if exposed is not None and exposed.value.max() > 0:
-        # A batch that holds to one size near its limit is held by something like a limit.
         limit = float(exposed.value.max())
-        room = (load.running < BELOW_LIMIT * limit) & (room | (load.running < limit / 2))
+        queued = load.waiting > 0
+        n_at_most = int((queued & (load.running >= BELOW_LIMIT * most)).sum())
+        # A batch that holds to one size near its limit is held by something like a limit.
+        is_held = n_at_most >= STEADY * max(int(queued.sum()), 1) and most >= limit / 2
+        room = load.running < BELOW_LIMIT * (min(limit, most) if is_held else limit)
     if load.kv_usage is not None:
         room &= load.kv_usage < KV_FULL
         if exposed is None:
