@@ -33,11 +33,17 @@ N_WAITS = 10
 #: A gap on the CPU without calls is long from here on, and from so many times the median pause.
 GAP_NS = 10_000_000
 GAP_RATIO = 20
-#: Share of a gap that the thread must be on the CPU.
+#: Share of a gap that the thread must be on the CPU or ready for it, and really on it.
 ON_CPU = 0.8
+COMPUTED = 0.4
 #: Gaps that a rhythm needs, and how much their distance in calls may vary (deviation over mean).
 N_GAPS = 4
 RHYTHM = 0.35
+#: Where pauses are missing: how far from a multiple the others may lie, what share of them must lie
+#: so near (by chance a third do), and steps from which that can be told.
+OFF_BEAT = 0.15
+MOST_ON_BEAT = 0.8
+LEAST_STEPS = 8
 #: Above this, what looks like a pause may be the hypervisor's doing.
 STEAL_SHARE = 0.10
 
@@ -245,7 +251,10 @@ def _gaps(facts: Facts, launcher: Launcher) -> Ints:
     length = pauses[:, 1] - pauses[:, 0]
     pauses = pauses[length > max(GAP_NS, GAP_RATIO * (median or 0))]
     away = intervals.overlap_each(pauses, launcher.absences.spans)
-    pauses = pauses[away <= (1 - ON_CPU) * (pauses[:, 1] - pauses[:, 0])]
+    # Pushed off the CPU in the middle of it, a collection goes on afterwards.
+    ready = intervals.overlap_each(pauses, launcher.absences.ready_spans)
+    length = pauses[:, 1] - pauses[:, 0]
+    pauses = pauses[(away - ready <= (1 - ON_CPU) * length) & (away <= (1 - COMPUTED) * length)]
     compiled = {gap.start for gap in find_gaps(facts, calls, launcher.pid)}
     keep = np.array([int(begin) not in compiled for begin in pauses[:, 0]], dtype=bool)
     return pauses[keep] if len(pauses) else intervals.EMPTY
@@ -261,6 +270,14 @@ def _rhythm(facts: Facts, pid: int, gaps: Ints) -> float | None:
     apart = np.diff(counted).astype(float)
     if apart.mean() < 1:
         return None
+    lower = quantiles.quantile(apart, 0.25)
+    assert lower is not None
+    base = float(lower.value)
+    times = apart / max(base, 1.0)
+    # Where some pauses are too short to be seen, the others lie at multiples of the rhythm.
+    is_multiple = np.abs(times - np.round(times)) <= OFF_BEAT
+    if base >= LEAST_STEPS and float(is_multiple.mean()) >= MOST_ON_BEAT:
+        return base
     if apart.std() > RHYTHM * apart.mean():
         # Collections also come by the clock.
         in_time = np.diff(gaps[:, 0]).astype(float)

@@ -300,3 +300,25 @@ def test_a_monitor_that_holds_the_driver(tmp_path: Path, query_ns: int, status: 
     rows = gpu_rows(service.start, 12, util_pct=75.0, query_ns=query_ns)
     attribution = attribute(service.builder(tmp_path / "s").add("gpu_sample", rows).write())
     assert finding(attribution, "launch.observer").status is status
+
+
+def test_pauses_at_multiples_of_a_rhythm_are_one(tmp_path: Path) -> None:
+    service = Service(seed=2)
+    for index in range(1, 900):
+        if index % 25 == 0:
+            # Every third collection is too short to be told from other work.
+            service.compute(3 * MS if index % 75 == 0 else 120 * MS)
+        service.decode_step()
+    attribution = attribute(service.session(tmp_path / "session"))
+    assert attribution.verdict.candidates[0] == "launch.gc_pause"
+
+
+def test_pauses_without_a_rhythm_are_not_the_collectors(tmp_path: Path) -> None:
+    service = Service(seed=2)
+    at = {20, 61, 75, 130, 139, 190, 260, 271, 330, 345, 420, 431, 500}
+    for index in range(540):
+        if index in at:
+            service.compute(120 * MS)
+        service.decode_step()
+    attribution = attribute(service.session(tmp_path / "session"))
+    assert finding(attribution, "launch.gc_pause").status is Status.NOT_FOUND
