@@ -87,7 +87,8 @@ def test_times_are_those_of_the_client(chunked: bool):
     assert row["source"] == "canary" and row["end"] == "length"
     assert row["endpoint"] == f"{address(server)}/v1/completions"
     assert 150 * MS <= row["ttft_ns"] < 1500 * MS
-    assert 30 * MS <= row["inter_token_ns"] < 500 * MS
+    # A first token that is read late shortens the mean of the rest.
+    assert 20 * MS <= row["inter_token_ns"] < 500 * MS
     assert row["ttft_ns"] + 4 * row["inter_token_ns"] <= row["duration_ns"] + 4
     assert (row["n_prompt_tokens"], row["n_output_tokens"]) == (15, 5)
 
