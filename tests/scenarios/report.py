@@ -79,7 +79,10 @@ def _groups(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
         if rows:
             yield kind.capitalize(), rows
     for ablation in dict.fromkeys(row.ablation for row in results if row.ablation):
-        yield ablation.capitalize(), [row for row in results if row.ablation == ablation]
+        yield (
+            ablation[0].upper() + ablation[1:],
+            [row for row in results if row.ablation == ablation],
+        )
 
 
 def page(results: Sequence[Result], notes: Sequence[str], command: str) -> str:
