@@ -113,7 +113,8 @@ def main() -> None:
             print(f"service_loss_{name} {mean:.2f} pct - -", flush=True)
             print(f"service_loss_{name}_low {low:.2f} pct - -", flush=True)
             print(f"service_loss_{name}_high {high:.2f} pct - -", flush=True)
-            print(f"service_recorded_calls_{name} {statistics.median(calls):.0f} 1/s - -", flush=True)
+            n_calls = statistics.median(calls)
+            print(f"service_recorded_calls_{name} {n_calls:.0f} 1/s - -", flush=True)
             print(f"service_tokens_{name} {statistics.median(plain):.0f} 1/s - -", flush=True)
 
 
