@@ -112,9 +112,7 @@ class Idleness:
         return intervals.union(intervals.make(begin, begin + length))
 
 
-def timed_devices(
-    session: Session, covered: Callable[[int], Ints] | None = None
-) -> list[Idleness]:
+def timed_devices(session: Session, covered: Callable[[int], Ints] | None = None) -> list[Idleness]:
     """Return the idleness of every device that has device times, by rank and device.
 
     Args:
@@ -131,7 +129,9 @@ def timed_devices(
     ranges = None
     if session.has("annotation"):
         ranges = input_ranges(session.table("annotation", columns=_RANGE_COLUMNS))
-    return [explain(item, calls, ranges) for item in device_time.by_device(activity, calls, covered)]
+    return [
+        explain(item, calls, ranges) for item in device_time.by_device(activity, calls, covered)
+    ]
 
 
 def input_ranges(annotations: pa.Table) -> pa.Table:
