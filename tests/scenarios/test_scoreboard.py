@@ -18,6 +18,8 @@ from tests.scenarios.score import Result, Truth, grade, summarise
 from tests.scenarios.scoreboard import DOCS, results_of
 from tests.scenarios.sources import Sample
 
+#: The short form takes half a minute of CPU time: long on a machine that others keep busy.
+pytestmark = pytest.mark.timeout(900)
 REFRESH = "renew it with: python -m tests.scenarios.scoreboard --short --docs"
 
 
