@@ -16,14 +16,4 @@ CAUSES = (
         _ENGINE,
         "Lower the context length or the number of sequences.",
     ),
-    Cause(
-        "regression",
-        "the same load is slower than before",
-        "Something changed between two recordings.",
-        "Differences beyond noise at like load.",
-        "More load.",
-        "Record the same load before and after.",
-        "Bisect what changed.",
-        stated_by="tracer diff BEFORE AFTER",
-    ),
 )

@@ -14,11 +14,6 @@ from tracer.simulated.scenarios.registry import SCENARIOS
 
 #: Traps: cases of what must not be said.
 TRAPS = ("I09", "I18", "I26", "I35", "I37", "I53")
-#: Causes that one session on a machine without a GPU cannot show, and why.
-NOT_STAGED = {
-    "regression": "it compares two recordings; one case has both versions in one session",
-    "launch.observer": "no table holds what other processes ask of the driver; one case exists",
-}
 BY_NAME = {case.name: case for case in all_cases()}
 
 
@@ -52,9 +47,6 @@ def test_open_causes_want_unknown_or_forbid() -> None:
     "slug", [cause.slug for cause in CAUSES if cause.slug not in (*CALM, "unknown")]
 )
 def test_cause_is_covered(slug: str) -> None:
-    if slug in NOT_STAGED:
-        assert cases_of(slug)
-        return
     is_live = any(scenario.expected.cause == slug for scenario in SCENARIOS)
     assert is_live or len(cases_of(slug)) >= 2
     has_confounder = any(

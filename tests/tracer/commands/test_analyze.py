@@ -109,7 +109,7 @@ def test_fail_on_what_could_not_be_told(blind: str, capsys):
     [
         ("launch.cpu_dely", "did you mean launch.cpu_delay?"),
         (" , ", "names no cause"),
-        ("regression", "stated by tracer diff BEFORE AFTER"),
+        ("launch.placement", "nothing states it"),
     ],
 )
 def test_fail_on_what_would_never_fail_is_refused(delayed: str, capsys, fail_on: str, said: str):
