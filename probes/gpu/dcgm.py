@@ -17,7 +17,7 @@ from typing import Any
 
 from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_SAMPLE, Table
 from probes.engine.exposition import ExpositionParser
-from probes.engine.fetch import Fetcher, FetchError
+from probes.engine.fetch import Fetcher, FetchError, public_url
 from probes.gpu.dcgm_fields import (
     DEFAULT_FIELDS,
     XID,
@@ -136,7 +136,7 @@ class DcgmProbe:
             cost_ns=reader.cost_ns,
             note=reader.last_error,
             details={
-                "source": reader.source,
+                "source": public_url(reader.source) if "://" in reader.source else reader.source,
                 "n_failures": reader.n_failures,
                 "n_instance_rows": reader.n_other_rows,
             },

@@ -28,7 +28,7 @@ _SECRET_WORDS = frozenset(
         "pass", "passphrase", "passcode", "credential", "credentials", "cred", "creds", "auth",
         "authorization", "authentication", "bearer", "cookie", "cookies", "header", "headers",
         "privatekey", "accesskey", "secretkey", "signature", "sig", "hmac", "salt", "jwt", "dsn",
-        "pat",
+        "pat", "pw", "user", "username", "userpwd", "login", "license", "licence", "serial",
     )
 )
 _SECRET_SUFFIXES = ("token", "secret", "password", "passwd", "apikey", "accesskey", "secretkey")
@@ -48,6 +48,8 @@ _TEXT_WORDS = frozenset(
 # fmt: on
 #: Short options whose value is a header, credentials or form data (curl, wget, docker login).
 _SHORT_SECRETS = frozenset(("-H", "-u", "-U", "-d", "-b"))
+#: Short options whose value is a password of some programs and a port number of others.
+_SHORT_UNLESS_NUMBER = frozenset(("-p", "-P"))
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _KEY = re.compile(r"(?<![\w.])(?P<key>[A-Za-z][\w.\-]*)[\"']?\s*[:=]\s*[\"']?(?!//)")
@@ -102,6 +104,8 @@ def redact(arguments: Sequence[str]) -> str:
             mask = _mask_of(word) if word.startswith("--") or len(word) > 2 else None
             if word in _SHORT_SECRETS:
                 mask = MASK
+            elif word in _SHORT_UNLESS_NUMBER:
+                mask = TEXT_MASK
             if mask is not None:
                 hide_next, hide_as = True, mask
                 hide_list = word.startswith("--")

@@ -43,7 +43,7 @@ EXIT_UNTOLD = 8
     "fail_on",
     metavar="CAUSE[,...]",
     help="Exit with 7 if one of these causes is found, with 8 if one could be neither found nor "
-    "ruled out; 'any' stands for all.",
+    "ruled out. 'any' stands for all: 7 for any that is found, 8 for a verdict of unknown.",
 )
 @click.option(
     "--by-mark",
@@ -147,7 +147,8 @@ def _exit_code(attribution: Attribution, watched: set[str]) -> int:
         names = ", ".join([*found, *outcome])
         click.echo(plain_line(f"--fail-on: found {names}."), err=True)
         return EXIT_FOUND
-    untold = set()
+    # Nothing wrong was found, and it is not known that nothing is.
+    untold = {ANY} if ANY in watched and attribution.verdict.cause == "unknown" else set()
     for slug in slugs & implemented:
         # Among all causes some always lack their sources; one that was named must be looked for.
         is_looked_for = statuses.get(slug, set()) == {Status.NOT_FOUND}

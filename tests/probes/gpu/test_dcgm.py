@@ -280,6 +280,17 @@ def test_without_dcgmi_it_says_what_to_install() -> None:
         DcgmProbe("ftp://x").start()
 
 
+def test_what_a_url_may_hold_besides_the_address_is_not_stored() -> None:
+    probe = DcgmProbe("http://u:SECRET1@127.0.0.1:9/metrics?t=SECRET2", interval_ns=20_000_000)
+    rec = Recording(probe)
+    probe.start()
+    assert rec.until(lambda: bool(rec.events))
+    list(probe.stop())
+    report = probe.report()
+    assert report.details["source"] == "http://127.0.0.1:9/metrics"
+    assert "SECRET" not in f"{report} {rec.events}"
+
+
 def test_repeated_samples_of_an_exporter_are_marked(shared_data: Path) -> None:
     text = (shared_data / "metrics/dcgm/dcgm-exporter_t4x2_525.60.13_k8s.prom").read_text() + "\n"
     with serving(page(text)) as server:

@@ -216,6 +216,7 @@ def test_container_and_cgroup(
         ),
         (["env", "HF_TOKEN=abc", "MODE=fast"], "env HF_TOKEN=*** MODE=fast"),
         (["VLLM::EngineCore"], "VLLM::EngineCore"),
+        (["ssh", "-p", "2222", "node"], "ssh -p 2222 node"),
         (["nginx: worker process"], "nginx: worker process"),
         (["/m/Meta-Llama-3.1-70B-Instruct-AWQ-INT4"], "/m/Meta-Llama-3.1-70B-Instruct-AWQ-INT4"),
     ],
@@ -235,6 +236,7 @@ _FORMS = [
     ["Bearer {}"], ["--x", "authorization: {}"], ["--prompt", "{}"], ["--system-prompt={}"],
     ["hf_{}"], ["sk-{}"], ["ghp_{}"], ["--model", "sk-proj-{}"], ["nvapi-{}"], ["eyJ{}.x.y"],
     ["this is my text {}"], ["-c", "a b {}"], ["--api-key", "x", "{}"],
+    ["-p", "{}"], ["--pw", "{}"], ["--user", "bob:{}"], ["--license", "{}"], ["--login={}"],
 ]  # fmt: skip
 
 

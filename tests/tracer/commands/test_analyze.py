@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.builder import MS, S, Service
+from tests.analysis.builder import MS, S, Service, SessionBuilder
 from tracer import cli
 
 
@@ -95,6 +95,12 @@ def test_fail_on_sets_the_exit_code(delayed: str, capsys, fail_on: str, code: in
     captured = capsys.readouterr()
     assert json.loads(captured.out)["verdict"]["cause"] == "launch.cpu_delay"
     assert said in captured.err
+
+
+def test_fail_on_any_is_not_passed_by_a_session_that_shows_nothing(tmp_path: Path, capsys):
+    SessionBuilder(tmp_path / "s").write()
+    assert cli.run(["analyze", str(tmp_path / "s"), "--fail-on", "any"]) == 8
+    assert "neither found nor ruled out: any" in capsys.readouterr().err
 
 
 def test_fail_on_what_could_not_be_told(blind: str, capsys):
