@@ -145,6 +145,49 @@ def test_an_existing_session_is_not_overwritten(tmp_path):
     SessionWriter(tmp_path / "empty", manifest()).close()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("manifest.json", '{"manifest_version": 3}'),
+        ("manifest.json", "{"),
+        ("notes.md", "dear"),
+        ("src/work.js", "dear"),
+        ("event/notes.md", "dear"),
+        ("captures/notes.md", "dear"),
+        ("captures/001-hang/core", "dear"),
+    ],
+)
+def test_a_directory_with_something_else_in_it_is_not_deleted(tmp_path, name, content):
+    writer = SessionWriter(tmp_path / "s", manifest())
+    writer.append(make_batch(EVENT, {"time_ns": [1], "kind": ["mark"], "name": ["m"]}))
+    writer.close()
+    file = tmp_path / "s" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    with pytest.raises(SessionError, match="will not be deleted"):
+        SessionWriter(tmp_path / "s", manifest(), force=True)
+    assert file.read_text() == content
+    assert list((tmp_path / "s" / "event").iterdir())
+
+
+def test_everything_that_a_recorder_leaves_may_be_replaced(tmp_path):
+    writer = SessionWriter(tmp_path / "s", manifest())
+    writer.append(calls(0, 10))
+    writer.close()
+    for name in (
+        "kept.json",
+        ".manifest.json.tmp",
+        "cuda_call/000000001-000000001.parquet.damaged",
+        "cuda_call/.000000002-000000002.parquet.tmp",
+        "captures/001-hang/trigger.json",
+        "captures/001-hang/.finding.json.tmp",
+    ):
+        (tmp_path / "s" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "s" / name).touch()
+    SessionWriter(tmp_path / "s", manifest(), force=True).close()
+    assert sorted(item.name for item in (tmp_path / "s").iterdir()) == [".lock", "manifest.json"]
+
+
 def test_a_session_being_written_is_not_replaced_or_recovered(tmp_path):
     writer = SessionWriter(tmp_path / "s", manifest())
     with pytest.raises(SessionError, match="another recorder"):
