@@ -24,6 +24,7 @@ from analysis.schema import EVENT
 from probes.probe import Batch, make_batch
 from tracer import live
 from tracer.evidence import process_evidence
+from tracer.live import kill_group
 from tracer.segments import replace_file
 
 FOLDER = "captures"
@@ -181,43 +182,76 @@ class Captures:
         """
         time.sleep(SETTLE_S)
         try:
-            child = live.start(self._session, start_ns, end_ns, causes)
+            child = self._start(lambda: live.start(self._session, start_ns, end_ns, causes))
         except OSError:
             return None
-        with self._lock:
-            self._children.add(child)
+        if child is None:
+            return None
         try:
             return live.result(child)
         finally:
-            with self._lock:
-                self._children.discard(child)
+            self._forget(child)
 
     def _tell(self, command: str, result: dict[str, Any]) -> None:
+        """Run the command of ``--on-finding``; nothing that it started outlives its time."""
         try:
-            done = subprocess.run(
-                command,
-                shell=True,
-                input=json.dumps(result, default=str),
-                text=True,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=COMMAND_TIMEOUT_S,
-                check=False,
-                start_new_session=True,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
+            child = self._start(lambda: _start_shell(command))
+        except OSError as error:
             self._say(f"The command of --on-finding did not run ({type(error).__name__}).")
             return
-        if done.returncode:
-            self._say(f"The command of --on-finding ended with exit status {done.returncode}.")
+        if child is None:
+            return
+        told = json.dumps(result, default=str).encode()
+        try:
+            child.communicate(told, timeout=COMMAND_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            kill_group(child)
+            child.wait()
+            self._say(f"The command of --on-finding was ended after {COMMAND_TIMEOUT_S:.0f} s.")
+            return
+        finally:
+            self._forget(child)
+        if self._is_closed:
+            self._say("The command of --on-finding was ended with the recording.")
+        elif child.returncode:
+            self._say(f"The command of --on-finding ended with exit status {child.returncode}.")
+
+    def _start(
+        self, begin: Callable[[], subprocess.Popen[bytes]]
+    ) -> subprocess.Popen[bytes] | None:
+        """Start a process that :meth:`close` ends; None once the captures are closed.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        with self._lock:
+            if self._is_closed:
+                return None
+            child = begin()
+            self._children.add(child)
+            return child
+
+    def _forget(self, child: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._children.discard(child)
 
     def close(self) -> None:
         """Leave what is not done yet; files are whole or absent."""
-        self._is_closed = True
         with self._lock:
+            self._is_closed = True
             for child in self._children:
-                with contextlib.suppress(OSError):
-                    child.kill()
+                kill_group(child)
+
+
+def _start_shell(command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        shell=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _slug(name: str) -> str:

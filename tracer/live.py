@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -48,12 +49,19 @@ def result(child: subprocess.Popen[bytes], timeout_s: float = TIMEOUT_S) -> dict
         output, _ = child.communicate(timeout=timeout_s)
         found = json.loads(output)
     except subprocess.TimeoutExpired:
-        child.kill()
+        kill_group(child)
         child.communicate()
         return None
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session of its own, and all that it started there."""
+    if child.poll() is None:
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def lowest_priority() -> None:

@@ -345,3 +345,45 @@ def test_a_capture_keeps_gathers_and_tells(tmp_path):
     assert "the most per hour" in row["detail"]
     assert (captures.n_captures, captures.n_refused) == (2, 1)
     captures.close()
+
+
+@pytest.mark.parametrize("end", ["timeout", "close"])
+def test_nothing_that_the_command_started_outlives_its_time(tmp_path, monkeypatch, end):
+    said = []
+    command = f"(sleep 331 & echo $! > {tmp_path}/pid; wait) | cat"
+    captures = Captures(
+        tmp_path, CaptureOptions(on_finding=command), list, lambda *span: None, said.append
+    )
+    if end == "timeout":
+        monkeypatch.setattr("tracer.captures.COMMAND_TIMEOUT_S", 0.5)
+    verdict = {"cause": "hang.kernel", "confidence": 0.9, "text": "It hangs."}
+    captures.fire(Capture("xid", S, "why.", {}, {"verdict": verdict}))
+    pid = wait_for(tmp_path / "pid")
+    if end == "close":
+        captures.close()
+    wait_until(lambda: is_gone(pid))
+    wait_until(lambda: "--on-finding was ended" in said[-1])
+    captures.close()
+
+
+def test_no_command_begins_after_the_end(tmp_path):
+    options = CaptureOptions(on_finding=f"touch {tmp_path}/ran")
+    captures = Captures(tmp_path, options, list, lambda *span: None, lambda line: None)
+    captures.close()
+    captures._tell(f"touch {tmp_path}/ran", {})
+    assert captures.analyse_soon(0, S) is None
+    assert not (tmp_path / "ran").exists()
+
+
+def wait_until(holds) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
