@@ -38,6 +38,8 @@ class LaunchedCommand:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.status: int | None = None
+        #: Whether it runs, or has run, its own code.
+        self.is_released = False
         self._is_traced = True
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
@@ -91,6 +93,7 @@ class LaunchedCommand:
         """Let the command run."""
         if self.status is not None:
             return
+        self.is_released = True
         if self._is_traced:
             _ptrace(_DETACH, self.pid, 0, 0)
         else:

@@ -124,7 +124,14 @@ class SessionWriter:
                 f"{path} cannot be written ({error.strerror}); choose another place with -o DIR"
             ) from None
         self._thread = threading.Thread(target=self._run, name="session-writer", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._lock.release()
+            raise SessionError(
+                f"{path} cannot be written (no room for a thread); raise the limit of memory or "
+                "of processes (ulimit -v, ulimit -u)"
+            ) from None
 
     # Called by the recorder's thread ------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,7 @@ class CudaCalls:
         self._n_rows = 0
         self._note = ""
         self._detacher: threading.Thread | None = None
+        self._detach_late: Callable[[], None] | None = None
         self._listeners: list[RecentCalls] = []
         self._coverage_told: set[tuple[int, str]] = set()
         self._start_ns = 0
@@ -148,7 +149,11 @@ class CudaCalls:
             if self._budget_share is not None:
                 self._shedder = Shedder(self._budget_share, costs, tracing, self._watcher)
                 self._shedder.start()
-        except (OSError, ProbeError) as error:
+        except (OSError, ProbeError, RuntimeError) as error:  # the last: no room for a thread
+            if self._watcher is not None:
+                self._watcher.stop()
+                self._watcher.detach()
+                self._watcher = None
             tracing.close()
             self._tracing = None
             raise ProbeError(f"CUDA calls cannot be recorded: {error}") from error
@@ -188,12 +193,19 @@ class CudaCalls:
             watcher.detach()
             tracing.close()
 
-        self._detacher = threading.Thread(target=detach, name="cuda-detach")
-        self._detacher.start()
+        detacher = threading.Thread(target=detach, name="cuda-detach")
+        try:
+            detacher.start()
+            self._detacher = detacher
+        except RuntimeError:  # no room for a thread: once the files are closed
+            self._detach_late = detach
         return batches
 
     def wait_detached(self, timeout_s: float) -> bool:
         """Wait until the probes are gone from the targets; return whether they are."""
+        detach, self._detach_late = self._detach_late, None
+        if detach is not None:
+            detach()
         if self._detacher is None:
             return True
         self._detacher.join(timeout_s)

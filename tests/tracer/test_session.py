@@ -404,3 +404,14 @@ def test_recovery_sets_a_damaged_segment_aside(tmp_path):
     assert recovery.n_rows == 10
     with pytest.raises(InputError, match="not a session"):
         recover(tmp_path)
+
+
+def test_a_session_without_a_thread_is_refused_and_can_be_made_later(tmp_path, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", refuse)
+        with pytest.raises(SessionError, match="no room for a thread"):
+            SessionWriter(tmp_path / "s", Manifest(tool_version="1"))
+    assert SessionWriter(tmp_path / "s", Manifest(tool_version="1"), force=True).close()

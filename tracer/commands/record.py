@@ -256,7 +256,9 @@ def command(
             )
         )
     except BaseException:
-        if launched is not None:
+        if launched is not None and launched.is_released:
+            _end_command(launched, arguments[0], 0)
+        elif launched is not None:
             launched.kill()
         remove_place(cupti)
         raise
