@@ -58,6 +58,7 @@ _CIRCUMSTANCES: dict[int | None, str] = {
     errno.EROFS: "choose another place",
     errno.ENOSPC: "make room where it was to be written",
     errno.EDQUOT: "make room where it was to be written",
+    errno.EFBIG: "raise the limit of a file's size: ulimit -f unlimited",
     errno.EIO: "look at the disk or terminal, e.g. with dmesg",
     errno.EMFILE: "raise the limit of open files: ulimit -n 65536",
     errno.ENFILE: "raise the system's limit of open files: sysctl fs.file-max",

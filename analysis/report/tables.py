@@ -11,7 +11,7 @@ import pyarrow.csv
 
 from analysis import schema
 from analysis.attribution import Attribution
-from analysis.report.files import LibraryError
+from analysis.report.files import LibraryError, OutputError
 from analysis.report.views import VIEWS
 from analysis.sql import INSTALL
 from analysis.timeline import Session
@@ -63,6 +63,8 @@ def write_duckdb(session: Session, attribution: Attribution, path: Path) -> int:
 
     Raises:
         LibraryError: DuckDB is not installed.
+        OutputError: the file cannot be written.
+        MemoryError: DuckDB has too little memory.
     """
     try:
         import duckdb
@@ -70,18 +72,30 @@ def write_duckdb(session: Session, attribution: Attribution, path: Path) -> int:
         raise LibraryError(
             f"a DuckDB file needs DuckDB, which is not installed; install it with: {INSTALL}"
         ) from None
-    n_rows = 0
-    connection: Any = duckdb.connect(str(path))
     try:
-        for name in session.tables:
-            n_rows += _copy_table(connection, session, name)
-        _write_answer(connection, session, attribution)
-        for view in VIEWS:
-            if all(session.has(table) for table in view.needs):
-                connection.execute(f"CREATE VIEW {view.name} AS {view.query}")
-                connection.execute(f"COMMENT ON VIEW {view.name} IS {_quoted(view.row)}")
-    finally:
-        connection.close()
+        connection: Any = duckdb.connect(str(path))
+        try:
+            return _fill(connection, session, attribution)
+        finally:
+            connection.close()
+    except (duckdb.IOException, duckdb.FatalException) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise OutputError(
+            f"the DuckDB file cannot be written ({reason}); make room there, or give another place "
+            "with -o"
+        ) from None
+    except duckdb.OutOfMemoryException as error:
+        raise MemoryError(" ".join(str(error).split())[:300]) from None
+
+
+def _fill(connection: Any, session: Session, attribution: Attribution) -> int:
+    """Write tables, answer and views; return the rows of the session's tables."""
+    n_rows = sum(_copy_table(connection, session, name) for name in session.tables)
+    _write_answer(connection, session, attribution)
+    for view in VIEWS:
+        if all(session.has(table) for table in view.needs):
+            connection.execute(f"CREATE VIEW {view.name} AS {view.query}")
+            connection.execute(f"COMMENT ON VIEW {view.name} IS {_quoted(view.row)}")
     return n_rows
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from pathlib import Path
 
 import duckdb
@@ -104,3 +107,52 @@ def test_a_directory_of_something_else_is_never_replaced(tmp_path: Path) -> None
     ):
         pass
     assert (tmp_path / "mine" / "notes.txt").read_text() == "dear"
+
+
+def test_a_link_a_pipe_and_a_place_without_a_name_stay(tmp_path: Path) -> None:
+    (tmp_path / "dear").write_text("dear")
+    (tmp_path / "link").symlink_to("dear")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    places = [tmp_path / name for name in ("link", "dangling", "pipe")]
+    for place in (*places, Path("/"), Path()):
+        for force in (False, True):
+            with pytest.raises(OutputError), replaced(place, force=force):
+                raise AssertionError("it was given out to be written")
+    assert (tmp_path / "dear").read_text() == "dear"
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "dangling").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o027, 0o022])
+def test_who_may_read_an_output_is_up_to_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with replaced(tmp_path / "file", force=False) as part:
+            part.write_text("x")
+        with replaced(tmp_path / "folder", force=False) as part:
+            part.mkdir()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
+    assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o777 & ~mask
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "make room"), (errno.EFBIG, "ulimit -f"), (errno.EROFS, "another place")],
+)
+def test_a_disk_that_takes_no_more_is_told_with_its_remedy(
+    tmp_path: Path, number: int, remedy: str
+) -> None:
+    with pytest.raises(OutputError, match=remedy), replaced(tmp_path / "x", force=False) as part:
+        part.write_text("half")
+        raise OSError(number, os.strerror(number))
+    with pytest.raises(OSError, match="Input"), replaced(tmp_path / "x", force=False):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with (
+        pytest.raises(OutputError, match="shorter name"),
+        replaced(tmp_path / ("x" * 300), force=True),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,30 @@ def test_a_chrome_trace_without_compression(tmp_path: Path) -> None:
 def test_an_unknown_format_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["export", "excel", "s"]) == 2
     assert "perfetto" in capsys.readouterr().err
+
+
+def _limit_file_size() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["report"], *(["export", name] for name in ("perfetto", "chrome", "csv", "duckdb"))],
+)
+def test_an_output_that_the_system_does_not_take_is_one_sentence(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    traced(tmp_path / "s.tracer")
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-m", "tracer", *arguments, str(tmp_path / "s.tracer")]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "out" / "x")],
+        preexec_fn=_limit_file_size,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.startswith("tracer: ") and "Traceback" not in done.stderr
+    assert "cannot be written" in done.stderr and "; " in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
