@@ -117,6 +117,14 @@ def _last_time(path: Path, table: Table) -> int | None:
     return max(times, default=None)
 
 
+def mended_line(path: Path) -> str:
+    """Return the sentence about a session that :func:`recover_crashed` mended."""
+    return (
+        f"The recording of {path} ended without a last word (its recorder was killed, or could "
+        "write no more); what it had written was mended."
+    )
+
+
 def recover_crashed(path: Path) -> Recovery | None:
     """Return what was mended where the recorder of a session died; None where nothing was to do.
 

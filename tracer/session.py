@@ -6,7 +6,8 @@ it has nothing else to do, and replaces the manifest; the recorder's thread neve
 
 When a write fails (disk full, quota, read-only file system) the rows of that segment are dropped
 and counted, the recording goes on, and what was lost is written as rows of ``loss`` and ``event``
-as soon as something can be written again.
+as soon as something can be written again, at the latest at the end: the session holds back a little
+room for that (``tracer/reserve.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from analysis.schema import EVENT, LOSS, Table
 from probes.probe import Batch
 from tracer.compaction import SizedSegment
 from tracer.errors import SessionError
+from tracer.reserve import Reserve
 from tracer.retention import Retention
 from tracer.segment_store import KEEP_REPLACED_S, SegmentStore
 from tracer.segments import replace_file
@@ -116,17 +118,21 @@ class SessionWriter:
         self._notices: list[tuple[int, str, str]] = []
         self._n_lost = 0
         self._problem = ""
+        self._reserve = Reserve(path)
+        text = manifest.to_json().encode()
         try:
-            replace_file(path / FILE_NAME, manifest.to_json().encode())
+            replace_file(path / FILE_NAME, text)
         except OSError as error:
             self._lock.release()
             raise SessionError(
                 f"{path} cannot be written ({error.strerror}); choose another place with -o DIR"
             ) from None
+        self._reserve.hold(len(text))
         self._thread = threading.Thread(target=self._run, name="session-writer", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
+            self._reserve.release()
             self._lock.release()
             raise SessionError(
                 f"{path} cannot be written (no room for a thread); raise the limit of memory or "
@@ -223,6 +229,8 @@ class SessionWriter:
         is_done = not self._thread.is_alive()
         if is_done:
             self._store.delete_replaced(0.0)
+            self._reserve.release()
+            self._tell_losses()
             is_done = self._write_last_manifest() and not self._losses
         self._lock.release()
         return is_done
@@ -269,8 +277,8 @@ class SessionWriter:
                 self._store.merge(*group)
             if not self._jobs:
                 self._tell_losses()
-            if text is not None:
-                self._replace_manifest(text)
+            if text is not None and self._replace_manifest(text):
+                self._reserve.hold(len(text.encode()))
             self._store.delete_replaced(KEEP_REPLACED_S)
             self._retain()
             with self._condition:

@@ -199,7 +199,7 @@ def test_a_crashed_session_is_mended_when_it_is_analyzed(tmp_path, target):
     running.kill()
     done = tracer("analyze", tmp_path / "s")
     assert done.returncode == 0, done.stderr
-    assert "died" in done.stderr
+    assert "without a last word" in done.stderr
     assert Manifest.read(tmp_path / "s").end_reason == "crashed"
 
 

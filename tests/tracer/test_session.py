@@ -23,6 +23,7 @@ from probes.probe import Batch, make_batch
 from tracer import compaction, segment_store
 from tracer.errors import InputError, SessionError
 from tracer.recovery import recover
+from tracer.reserve import Reserve
 from tracer.segments import Segment, parse_segment, segment_name, split_visible
 from tracer.session import SessionWriter
 
@@ -323,6 +324,45 @@ def test_a_really_full_disk(tmp_path):
         assert Manifest.read(mount / "s").source("session").n_lost == n_lost
     finally:
         subprocess.run(["umount", mount], check=True)
+
+
+@pytest.mark.root
+def test_a_disk_that_stays_full_gets_its_losses_and_its_end(tmp_path):
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", mount], check=True)
+    try:
+        writer = SessionWriter(mount / "s", manifest(), segment_ns=1_000_000)
+        with (mount / "filling").open("wb", buffering=0) as filling, pytest.raises(OSError):
+            while True:
+                filling.write(bytes(4096))
+        writer.append(calls(0, 57))
+        writer.flush(force=True)
+        writer.manifest.end_ns, writer.manifest.end_reason = 10**6, "duration"
+        assert writer.close()
+        opened = open_session(mount / "s")
+        assert opened.manifest.end_reason == "duration"
+        [loss] = opened.table("loss").to_pylist()
+        assert (loss["n_lost"], loss["reason"]) == (57, "disk_full")
+        assert "source_lost" in opened.table("event")["kind"].to_pylist()
+        assert opened.manifest.source("session").n_lost == 57
+        assert not list((mount / "s").glob("*.tmp")) and not (mount / "s" / ".reserve.tmp").exists()
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def test_the_reserve_grows_with_the_manifest_and_is_given_back(tmp_path):
+    reserve = Reserve(tmp_path)
+    file = tmp_path / ".reserve.tmp"
+    reserve.hold(1000)
+    small = file.stat().st_blocks
+    reserve.hold(400_000)
+    assert file.stat().st_blocks * 512 >= 500_000 > small * 512
+    reserve.hold(1000)
+    assert file.stat().st_blocks * 512 >= 500_000
+    reserve.release()
+    assert not file.exists()
+    reserve.release()
 
 
 def test_a_disk_that_does_not_keep_up_costs_rows_not_memory(tmp_path, monkeypatch):

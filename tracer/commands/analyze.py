@@ -76,12 +76,12 @@ def command(
 
     make_arrow_lean()
     from analysis import attribute, open_session
-    from tracer.recovery import recover_crashed
+    from tracer.recovery import mended_line, recover_crashed
 
     path = find_session(session)
     recovery = recover_crashed(path)
     if recovery is not None:
-        click.echo(f"The recorder of {path} died; what it had written was mended.", err=True)
+        click.echo(mended_line(path), err=True)
     opened = open_session(path)
     if is_by_mark:
         from analysis import rounds

@@ -55,12 +55,12 @@ def _open(text: str) -> Session:
         InputError: there is no such session.
     """
     from analysis import open_session
-    from tracer.recovery import recover_crashed
+    from tracer.recovery import mended_line, recover_crashed
 
     match = None if Path(text).exists() else _RANGE.fullmatch(text)
     path = find_session(Path(match["path"] if match else text))
     if recover_crashed(path) is not None:
-        click.echo(f"The recorder of {path} died; what it had written was mended.", err=True)
+        click.echo(mended_line(path), err=True)
     session = open_session(path)
     if match is None:
         return session

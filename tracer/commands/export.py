@@ -41,11 +41,11 @@ def command(format_name: str, session: Path, output: Path | None, force: bool) -
     """
     from analysis import attribute, open_session
     from analysis.report.files import replaced
-    from tracer.recovery import recover_crashed
+    from tracer.recovery import mended_line, recover_crashed
 
     path = find_session(session)
     if recover_crashed(path) is not None:
-        click.echo(f"The recorder of {path} died; what it had written was mended.", err=True)
+        click.echo(mended_line(path), err=True)
     ending, opens = FORMATS[format_name]
     target = output or Path(path.resolve().name.removesuffix(SESSION_SUFFIX) + ending)
     opened = open_session(path)

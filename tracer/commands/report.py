@@ -31,11 +31,11 @@ def command(session: Path, output: Path | None, force: bool) -> None:
     """
     from analysis import open_session
     from analysis.report.html import write_report
-    from tracer.recovery import recover_crashed
+    from tracer.recovery import mended_line, recover_crashed
 
     path = find_session(session)
     if recover_crashed(path) is not None:
-        click.echo(f"The recorder of {path} died; what it had written was mended.", err=True)
+        click.echo(mended_line(path), err=True)
     file = output or Path(f"{path.resolve().name.removesuffix(SESSION_SUFFIX)}.html")
     n_bytes = write_report(open_session(path), file, force=force)
     click.echo(plain(f"{file}: {n_bytes / 1e6:.1f} MB; open it in any browser"), err=True)

@@ -1,0 +1,45 @@
+"""Room that a session holds back on its disk, for what must be written at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+#: An unfinished file by its name: whoever mends a session removes it.
+FILE_NAME = ".reserve.tmp"
+#: Room for the rows of ``loss`` and ``event``, beside the manifest.
+ROWS_BYTES = 16 << 10
+
+
+class Reserve:
+    """A file of a session that takes up room until it is needed; none where there is no room.
+
+    Args:
+        session: The session's directory.
+    """
+
+    def __init__(self, session: Path) -> None:
+        self._path = session / FILE_NAME
+        self._n_bytes = 0
+
+    def hold(self, n_bytes: int) -> None:
+        """Hold back room for a manifest of so many bytes and the last rows; never less again."""
+        wanted = n_bytes + n_bytes // 4 + ROWS_BYTES
+        if wanted <= self._n_bytes:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, wanted)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return  # what is held already stays
+        self._n_bytes = wanted
+
+    def release(self) -> None:
+        """Give the room back."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        self._n_bytes = 0
