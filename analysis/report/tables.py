@@ -78,11 +78,11 @@ def write_duckdb(session: Session, attribution: Attribution, path: Path) -> int:
             return _fill(connection, session, attribution)
         finally:
             connection.close()
-    except (duckdb.IOException, duckdb.FatalException) as error:
+    except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
         reason = " ".join(str(error).split())[:300]
         raise OutputError(
-            f"the DuckDB file cannot be written ({reason}); make room there, or give another place "
-            "with -o"
+            f"the DuckDB file cannot be written ({reason}); make room or lift the limit "
+            "there, or give another place with -o"
         ) from None
     except duckdb.OutOfMemoryException as error:
         raise MemoryError(" ".join(str(error).split())[:300]) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import duckdb
@@ -156,3 +157,25 @@ def test_a_disk_that_takes_no_more_is_told_with_its_remedy(
     ):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.root
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    session, _ = traced(tmp_path / "s.tracer")
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", mount], check=True)
+    try:
+        with (
+            pytest.raises(OutputError, match="No space left"),
+            replaced(mount / "x", force=False) as part,
+        ):
+            write_duckdb(session, attribute(session), part)
+        with (
+            pytest.raises(OutputError, match="make room"),
+            replaced(mount / "x", force=False) as part,
+        ):
+            write_csv(session, part)
+        assert list(mount.iterdir()) == []
+    finally:
+        subprocess.run(["umount", mount], check=True)
