@@ -100,6 +100,8 @@ class Captures:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._children: set[subprocess.Popen[bytes]] = set()
+        #: Captures whose verdict is not made yet, by number.
+        self._unfinished: dict[int, Capture] = {}
         self._is_closed = False
         #: Captures made, and firings that were not for want of leave.
         self.n_captures = 0
@@ -122,18 +124,22 @@ class Captures:
         for look_closer in self._look_closer:
             look_closer(now_ns)
         self._start_thread()
+        with self._lock:
+            self._unfinished[self.n_captures] = capture
         try:
             self._queue.put_nowait((self.n_captures, capture))
         except queue.Full:
+            with self._lock:
+                del self._unfinished[self.n_captures]
             return self._event(capture, f"{capture.why} Its evidence was not gathered: too many.")
         return self._event(capture, capture.why)
 
-    def _event(self, capture: Capture, detail: str) -> Batch:
+    def _event(self, capture: Capture, detail: str, kind: str = "trigger") -> Batch:
         return make_batch(
             EVENT,
             {
                 "time_ns": [capture.time_ns],
-                "kind": ["trigger"],
+                "kind": [kind],
                 "name": [capture.name],
                 "detail": [detail],
             },
@@ -148,8 +154,12 @@ class Captures:
     def _work(self) -> None:
         while not self._is_closed:
             number, capture = self._queue.get()
-            with contextlib.suppress(OSError):
+            try:
                 self._make(number, capture)
+            except OSError as error:
+                if self._finish(number):
+                    reason = error.strerror or error
+                    self._say(f"{capture.name}: its capture could not be written ({reason}).")
 
     def _make(self, number: int, capture: Capture) -> None:
         folder = self._session / FOLDER / f"{number:03d}-{_slug(capture.name)}"
@@ -159,6 +169,8 @@ class Captures:
         evidence = {**capture.evidence, "processes": process_evidence(self._pids())}
         _write(folder / "evidence.json", evidence)
         finding = capture.finding or self._verdict(capture.time_ns)
+        if not self._finish(number):
+            return  # the recording ended, and it was told so
         result = {**told, "session": str(self._session), "capture": str(folder)}
         result["result"] = finding
         _write(folder / "finding.json", result)
@@ -168,8 +180,15 @@ class Captures:
                 f"{verdict['cause']} ({100 * verdict['confidence']:.0f} % sure): {verdict['text']} "
                 f"Kept in {folder}."
             )
+        else:
+            self._say(f"{capture.name}: the analysis failed; no verdict. Kept in {folder}.")
         if self._options.on_finding is not None:
             self._tell(self._options.on_finding, result)
+
+    def _finish(self, number: int) -> bool:
+        """Whether a capture was still awaited; it is not any more."""
+        with self._lock:
+            return self._unfinished.pop(number, None) is not None
 
     def _verdict(self, time_ns: int) -> dict[str, Any] | None:
         return self.analyse_soon(time_ns - VERDICT_NS, time_ns)
@@ -235,12 +254,24 @@ class Captures:
         with self._lock:
             self._children.discard(child)
 
-    def close(self) -> None:
-        """Leave what is not done yet; files are whole or absent."""
+    def close(self) -> Sequence[Batch]:
+        """Leave what is not done yet, say so, and return its rows of ``event``; files are whole or
+        absent.
+        """
         with self._lock:
             self._is_closed = True
             for child in self._children:
                 kill_group(child)
+            unfinished = [*self._unfinished.values()]
+            self._unfinished.clear()
+        for capture in unfinished:
+            self._say(
+                f"{capture.name}: the recording ended before its verdict was made"
+                f"{', so --on-finding was not called' if self._options.on_finding else ''}; "
+                f"make it with: tracer analyze {self._session}"
+            )
+        detail = "The recording ended before the verdict of this trigger was made."
+        return [self._event(capture, detail, "other") for capture in unfinished]
 
 
 def _start_shell(command: str) -> subprocess.Popen[bytes]:

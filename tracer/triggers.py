@@ -161,8 +161,7 @@ class Triggers:
 
     def close(self) -> Sequence[Batch]:
         """Leave what runs in the background."""
-        self._captures.close()
-        return ()
+        return self._captures.close()
 
 
 class _Analysis:

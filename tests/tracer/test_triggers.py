@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -160,7 +162,7 @@ class Recorded:
         return self.answer
 
     def close(self):
-        pass
+        return ()
 
 
 def watch(*texts: str) -> tuple[Triggers, Recorded]:
@@ -373,6 +375,49 @@ def test_no_command_begins_after_the_end(tmp_path):
     captures._tell(f"touch {tmp_path}/ran", {})
     assert captures.analyse_soon(0, S) is None
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_was_not_finished_at_the_end_is_told(tmp_path, monkeypatch):
+    asked = threading.Event()
+
+    def analyse(path, *span) -> subprocess.Popen[bytes]:
+        asked.set()
+        return subprocess.Popen(["sleep", "331"], stdout=subprocess.PIPE, start_new_session=True)
+
+    monkeypatch.setattr("tracer.live.start", analyse)
+    said = []
+    options = CaptureOptions(on_finding=f"touch {tmp_path}/ran")
+    captures = Captures(tmp_path, options, list, lambda *span: None, said.append)
+    for name in ("rss > 1kb", "xid"):
+        captures.fire(Capture(name, S, "why."))
+    assert asked.wait(20)
+    rows = [row for batch in captures.close() for row in batch.rows.to_pylist()]
+    assert [(row["kind"], row["name"]) for row in rows] == [
+        ("other", "rss > 1kb"),
+        ("other", "xid"),
+    ]
+    assert all("before the verdict" in row["detail"] for row in rows)
+    for name, line in zip(("rss > 1kb", "xid"), said[2:], strict=True):
+        assert line.startswith(f"{name}: the recording ended before its verdict was made, so")
+    captures._thread.join(20)
+    assert len(said) == 4 and not (tmp_path / "ran").exists()
+    assert captures.close() == []
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("s", "the analysis failed"), ("s/file", "could not be written (Not a dir")],
+)
+def test_a_capture_that_fails_is_told(tmp_path, monkeypatch, place, words):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "file").touch()
+    monkeypatch.setattr(Captures, "analyse_soon", lambda *_: None)
+    said = []
+    captures = Captures(tmp_path / place, CaptureOptions(), list, lambda *span: None, said.append)
+    captures.fire(Capture("xid", S, "why."))
+    wait_until(lambda: len(said) == 2)
+    assert words in said[1]
+    assert captures.close() == []
 
 
 def wait_until(holds) -> None:
