@@ -49,16 +49,22 @@ def open_session(path: str | Path) -> Session:
     folder = Path(path)
     # A recording without a given name is called NAME.tracer; both spellings find it.
     spellings = (folder, Path(f"{folder}.tracer"), Path(str(folder).removesuffix(".tracer")))
-    folder = next((spelling for spelling in spellings if spelling.is_dir()), folder)
-    if not folder.is_dir():
+    try:
+        found = next((spelling for spelling in spellings if spelling.is_dir()), None)
+    except OSError as error:
+        raise TimelineError(
+            f"{folder} cannot be looked for ({error.strerror}); "
+            "give the DIR that 'tracer record -o DIR' wrote"
+        ) from None
+    if found is None:
         raise TimelineError(
             f"{folder} is not a directory: give the DIR that 'tracer record -o DIR' wrote"
         )
     try:
-        manifest = Manifest.read(folder)
+        manifest = Manifest.read(found)
     except ManifestError as error:
         raise TimelineError(str(error)) from None
-    return Session(folder, manifest)
+    return Session(found, manifest)
 
 
 class Session:

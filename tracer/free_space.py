@@ -62,6 +62,13 @@ def free_bytes(path: Path) -> int | None:
 def _existing(path: Path) -> Path:
     """The nearest directory that exists."""
     path = path.absolute()
-    while not path.exists() and path != path.parent:
+    while not _is_there(path) and path != path.parent:
         path = path.parent
     return path
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # e.g. a name that is too long; making the session says so
+        return False

@@ -22,6 +22,7 @@ from analysis.timeline import open_session
 from probes.probe import Batch, make_batch
 from tracer import compaction, segment_store
 from tracer.errors import InputError, SessionError
+from tracer.free_space import FreeSpace
 from tracer.recovery import recover
 from tracer.reserve import Reserve
 from tracer.segments import Segment, parse_segment, segment_name, split_visible
@@ -144,6 +145,14 @@ def test_an_existing_session_is_not_overwritten(tmp_path):
         SessionWriter(tmp_path / "file", manifest(), force=True)
     (tmp_path / "empty").mkdir()
     SessionWriter(tmp_path / "empty", manifest()).close()
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "file/s", f"new/{'x' * 300}/s"])
+def test_a_place_that_cannot_be_is_refused(tmp_path, name):
+    (tmp_path / "file").touch()
+    FreeSpace(tmp_path / name, 0)
+    with pytest.raises(SessionError, match="choose another place"):
+        SessionWriter(tmp_path / name, manifest())
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def _open(text: str) -> Session:
     from analysis import open_session
     from tracer.recovery import mended_line, recover_crashed
 
-    match = None if Path(text).exists() else _RANGE.fullmatch(text)
+    match = None if _is_there(text) else _RANGE.fullmatch(text)
     path = find_session(Path(match["path"] if match else text))
     if recover_crashed(path) is not None:
         click.echo(mended_line(path), err=True)
@@ -69,6 +69,13 @@ def _open(text: str) -> Session:
     if begin >= end:
         raise UsageError(f"{text}: the range ends before it begins; write SESSION@BEGIN..END")
     return session.between(session.start_ns + begin, session.start_ns + end)
+
+
+def _is_there(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except OSError:  # e.g. a name that is too long
+        return False
 
 
 def _time(text: str, otherwise: int) -> int:

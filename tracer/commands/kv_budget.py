@@ -147,8 +147,8 @@ def _load(path: Path) -> object:
     Raises:
         InputError: it cannot be read or is not JSON.
     """
-    path = path / "config.json" if path.is_dir() else path
     try:
+        path = path / "config.json" if path.is_dir() else path
         with path.open("rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:

@@ -76,15 +76,21 @@ def find_session(path: Path) -> Path:
     """Return the session directory meant by a path: itself, or with the ending ``.tracer``.
 
     Raises:
-        InputError: neither is there.
+        InputError: neither is there, or that cannot be told.
     """
-    other = path.with_name(path.name + SESSION_SUFFIX)
-    if path.name.endswith(SESSION_SUFFIX):
-        other = path.with_name(path.name.removesuffix(SESSION_SUFFIX))
-    for candidate in (path, other):
-        if candidate.is_dir():
-            return candidate
-    raise InputError(f"{path} does not exist; give the directory that 'tracer record -o DIR' wrote")
+    candidates = [path]
+    if path.name.endswith(SESSION_SUFFIX) and path.name != SESSION_SUFFIX:
+        candidates.append(path.with_name(path.name.removesuffix(SESSION_SUFFIX)))
+    elif path.name:
+        candidates.append(path.with_name(path.name + SESSION_SUFFIX))
+    missing = f"{path} does not exist"
+    for candidate in candidates:
+        try:
+            if candidate.is_dir():
+                return candidate
+        except OSError as error:
+            missing = f"{path} cannot be looked for ({error.strerror})"
+    raise InputError(f"{missing}; give the directory that 'tracer record -o DIR' wrote")
 
 
 def find_cause(slug: str) -> Cause:
