@@ -109,7 +109,7 @@ class Control:
                 client.sendall(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, line: bytes) -> dict[str, Any]:
-        message = json.loads(line)
+        message = _parse(line)
         if message == {}:
             return {"session": str(self._session)}
         text = message.get("mark") if isinstance(message, dict) else None
@@ -189,7 +189,7 @@ def _ask(path: Path, message: dict[str, str]) -> str | None:
             client.settimeout(_TIMEOUT_S)
             client.connect(str(path))
             client.sendall(json.dumps(message).encode() + b"\n")
-            answer = json.loads(_read_line(client))
+            answer = _parse(_read_line(client))
     except ConnectionRefusedError:
         with contextlib.suppress(OSError):
             path.unlink()  # of a recorder that was killed
@@ -197,6 +197,18 @@ def _ask(path: Path, message: dict[str, str]) -> str | None:
     except (OSError, ValueError):
         return None
     return str(answer["session"]) if isinstance(answer, dict) and "session" in answer else None
+
+
+def _parse(line: bytes) -> Any:
+    """What a line of JSON says.
+
+    Raises:
+        ValueError: it is no JSON, or nested without end.
+    """
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("the line is nested too deeply") from None
 
 
 def _read_line(client: socket.socket) -> bytes:

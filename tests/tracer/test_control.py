@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,9 @@ def test_nonsense_is_answered_or_dropped_and_the_next_mark_comes_through(tmp_pat
     control = Control(tmp_path / "s")
     control.start()
     [path] = folder.glob("*.sock")
-    for data in (b"", b"\n", b"{\n", b"[1]\n", b'{"mark": 3}\n', b'{"mark": " "}\n', b"x" * 10_000):
+    odd = (b"\n", b"{\n", b"[1]\n", b'{"mark": 3}\n', b'{"mark": " "}\n', b"\xff\n")
+    deep = (b"[" * 3500 + b"\n", b'{"a":' * 800 + b"\n", b"9" * 4090 + b"\n")
+    for data in (b"", *odd, *deep, b"x" * 10_000):
         try:
             answer = ask(path, data)
         except ConnectionError:
@@ -63,6 +66,24 @@ def test_nonsense_is_answered_or_dropped_and_the_next_mark_comes_through(tmp_pat
     assert send_mark("good") == [str(tmp_path / "s")]
     assert texts(control) == ["good"]
     control.close()
+
+
+def test_an_answer_that_is_nested_without_end_is_none(tmp_path, folder):
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "1.sock"))
+        listener.listen(1)
+
+        def answer() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.recv(4096)
+                client.sendall(b"[" * 3500 + b"\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert send_mark("x") == []
+        thread.join()
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, folder):
