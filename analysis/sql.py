@@ -43,6 +43,8 @@ def ask(session: Session, query: str) -> pd.DataFrame:
         raise TimelineError(
             f"questions in SQL need DuckDB, which is not installed; install it with: {INSTALL}"
         ) from None
+    if not _is_text(query):
+        raise TimelineError("the query is not text; write e.g. sql('SELECT count(*) FROM event')")
     connection: Any = duckdb.connect(":memory:", config=_SETTINGS)
     try:
         for name in _named(connection, query):
@@ -59,6 +61,17 @@ def ask(session: Session, query: str) -> pd.DataFrame:
     finally:
         connection.close()
     return as_frame(_whole_numbers(rows))
+
+
+def _is_text(query: object) -> bool:
+    """Whether it is text that can be encoded: half of a surrogate pair cannot."""
+    if not isinstance(query, str):
+        return False
+    try:
+        query.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _named(connection: Any, query: str) -> set[str]:

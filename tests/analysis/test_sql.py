@@ -56,6 +56,15 @@ def test_a_wrong_query_is_one_sentence_that_lists_the_tables(session: Session):
         session.sql("SELEC 1")
 
 
+@pytest.mark.parametrize(
+    "query",
+    [None, 5, b"SELECT 1", "\ud800", "", ";", "\0", "SELECT ?", "(" * 100_000, "SELECT " + "-" * 9],
+)
+def test_what_is_no_query_is_refused(session: Session, query: object):
+    with pytest.raises(TimelineError):
+        session.sql(query)  # type: ignore[arg-type]
+
+
 def test_nothing_else_can_be_read_or_written(session: Session, tmp_path: Path):
     secret = tmp_path / "secret.csv"
     secret.write_text("a\n1\n")
