@@ -10,12 +10,21 @@ from typing import Any
 from analysis.manifest import Source
 from probes.probe import Batch
 from tracer.captures import Captures
-from tracer.errors import UsageError
+from tracer.errors import RequirementError, UsageError
 from tracer.status import Status
 from tracer.watching import Moment
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ADDRESS = "127.0.0.1"
+
+
+class _Server(ThreadingHTTPServer):
+    """A server that a client cannot make talk: what fails in a request ends that request only."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing; standard error is the recording's."""
 
 
 class MetricsPage:
@@ -26,6 +35,7 @@ class MetricsPage:
 
     Raises:
         UsageError: the port cannot be had.
+        RequirementError: no thread can be had.
     """
 
     def __init__(self, port: int) -> None:
@@ -51,16 +61,23 @@ class MetricsPage:
                 """Say nothing."""
 
         try:
-            self._server = ThreadingHTTPServer((ADDRESS, port), Handler)
+            self._server = _Server((ADDRESS, port), Handler)
         except (OSError, OverflowError) as error:
             raise UsageError(
                 f"port {port} cannot be served ({error}); choose another --metrics-port"
             ) from None
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
-        threading.Thread(
+        thread = threading.Thread(
             target=self._server.serve_forever, name="metrics-page", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            self._server.server_close()
+            raise RequirementError(
+                "the metrics page cannot be served (no room for a thread); raise the limit of "
+                "memory or of processes (ulimit -v, ulimit -u), or leave out --metrics-port"
+            ) from None
 
     def observe(self, batch: Batch, now_ns: int) -> None:
         """Rows are nothing to it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import urllib.error
 import urllib.request
 
@@ -9,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from analysis.manifest import Source
-from tracer.errors import UsageError
+from tracer.errors import RequirementError, UsageError
 from tracer.metrics_page import MetricsPage, page
 from tracer.status import Status
 from tracer.watching import Moment
@@ -68,3 +70,37 @@ def test_it_is_served_on_this_host_and_ends():
     served.close()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{url}/metrics", timeout=2)
+
+
+def test_a_client_that_goes_away_makes_no_noise(capfd):
+    served = MetricsPage(0)
+    for request in (
+        b"GET /metrics HTTP/1.1\r\n",
+        b"GET /metrics HTTP/1.1\r\n\r\n",
+        b"\xff\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(request)
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics") as answer:
+        assert b"tracer_up 1" in answer.read()
+    served.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_fails_in_a_request_is_not_told(capfd):
+    served = MetricsPage(0)
+    served._text = None
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics")
+    served.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_a_thread_there_is_no_page(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    with pytest.raises(RequirementError, match="no room for a thread"):
+        MetricsPage(0)
