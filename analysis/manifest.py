@@ -195,12 +195,12 @@ def _read_regular(path: Path) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError("it is not a regular file")
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise OSError(f"it has more than {MAX_BYTES >> 20} MiB")
-    return content
+        if status.st_size > MAX_BYTES:
+            raise OSError(f"it has more than {MAX_BYTES >> 20} MiB")
+        return file.read(status.st_size)
 
 
 def _known(kind: type, data: Any) -> dict[str, Any]:

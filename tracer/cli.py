@@ -69,6 +69,14 @@ _CIRCUMSTANCES: dict[int | None, str] = {
 #: Exit code of those.
 EXIT_OS = 1
 
+#: How libraries and the interpreter word that no memory, or no thread, is to be had.
+_SHORTAGES = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't start new thread",
+    "failed to launch worker thread",
+)
+
 #: Exit code after Ctrl-C before anything was recorded.
 INTERRUPTED = 130
 
@@ -144,9 +152,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{fact}; {_CIRCUMSTANCES[error.errno]}", EXIT_OS)
     except Exception as error:
         code = _foreign_code(error)
-        if code is None:
+        if code is not None:
+            return _fail(str(error), code)
+        if not _is_shortage(error):
             raise
-        return _fail(str(error), code)
+        fact = next((line for line in str(error).splitlines() if line), type(error).__name__)
+        return _fail(
+            f"there is too little memory, or too few threads are allowed ({fact[:200]}); free "
+            "memory, or raise the limits (ulimit -v, ulimit -u), and repeat",
+            EXIT_OS,
+        )
     return result if isinstance(result, int) else 0
 
 
@@ -163,6 +178,12 @@ def _foreign_code(error: Exception) -> int | None:
         if code is not None:
             return code
     return None
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether it means that the system, or a limit, gives no more memory or threads."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in text for sign in _SHORTAGES)
 
 
 def _fail(message: str, code: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,20 @@ def test_a_manifest_that_is_no_file_of_json_is_refused_at_once(session: Path, ki
     makers[kind]()
     with pytest.raises(TimelineError):
         open_session(session)
+
+
+def test_a_small_manifest_takes_little_memory_and_a_huge_one_is_refused(
+    session: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracemalloc.start()
+    try:
+        Manifest.read(session)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    monkeypatch.setattr("analysis.manifest.MAX_BYTES", 100)
+    with pytest.raises(ManifestError, match="more than"):
+        Manifest.read(session)
 
 
 def test_a_session_of_a_hundred_years_is_refused(session: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 
 import click
+import pyarrow as pa
 import pytest
 
 from analysis.manifest import ManifestError
@@ -90,6 +91,27 @@ def test_circumstances_of_the_system_are_one_line(monkeypatch, capsys, error):
     captured = capsys.readouterr()
     assert captured.err.startswith("tracer: ") and captured.err.count("\n") == 1
     assert error.strerror in captured.err and ";" in captured.err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("libx.so: failed to map segment from shared object"),
+        ImportError("numpy cannot be used.\n\nlibx.so: Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+        pa.ArrowException("Failed to launch worker thread: Resource temporarily unavailable"),
+    ],
+)
+def test_too_little_memory_is_one_line(monkeypatch, capsys, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(cli.cli, "main", fail)
+    assert cli.run([]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("tracer: there is too little memory") and told.count("\n") == 1
+    assert "ulimit -v" in told
 
 
 def test_a_defect_is_not_hidden(monkeypatch):
