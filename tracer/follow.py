@@ -13,6 +13,7 @@ from probes.host import proc
 from probes.probe import Batch, make_batch
 from probes.targets import TargetTree
 from tracer.errors import UsageError
+from tracer.plain_text import shorten
 from tracer.watching import Moment
 
 #: Most processes that one name, cgroup or port may mean.
@@ -38,9 +39,10 @@ class Service:
         if not text:
             raise UsageError("--follow needs a name, a cgroup or a port, e.g. --follow vllm")
         if text.isdecimal():
-            if not 0 < int(text) <= _PORT_MAX:
-                raise UsageError(f"{text} is not a port; ports are 1 to {_PORT_MAX}")
-            return cls("port", text)
+            digits = text.lstrip("0")
+            if not digits or len(digits) > len(str(_PORT_MAX)) or int(digits) > _PORT_MAX:
+                raise UsageError(f"{shorten(text)} is not a port; ports are 1 to {_PORT_MAX}")
+            return cls("port", digits)
         if "/" in text or text.endswith((".service", ".scope", ".slice")):
             return cls("cgroup", text.strip("/"))
         return cls("name", text)

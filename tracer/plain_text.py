@@ -19,3 +19,8 @@ def plain(text: str) -> str:
 def plain_line(text: str) -> str:
     """Return the same as one line: a line feed in a name cannot begin a line of its own."""
     return plain(text.replace("\n", "?"))
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """Return a text of at most so many characters, for an error that quotes what was typed."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -34,6 +34,7 @@ def program(tmp_path):
     [
         ("vllm", "name", "vllm"),
         ("8000", "port", "8000"),
+        ("08000", "port", "8000"),
         ("/system.slice/vllm.service", "cgroup", "system.slice/vllm.service"),
         ("vllm.service", "cgroup", "vllm.service"),
     ],
@@ -42,7 +43,7 @@ def test_what_a_text_names(text, kind, value):
     assert Service.parse(text) == Service(kind, value)
 
 
-@pytest.mark.parametrize("text", ["", "  ", "0", "70000"])
+@pytest.mark.parametrize("text", ["", "  ", "0", "000", "70000", "9" * 5000])
 def test_what_names_nothing(text):
     with pytest.raises(UsageError):
         Service.parse(text)

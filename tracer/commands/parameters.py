@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracer.errors import InputError, UsageError
+from tracer.plain_text import shorten
 
 if TYPE_CHECKING:
     from analysis.causes import Cause
@@ -22,6 +23,10 @@ _UNITS_NS = {
     "d": 86_400_000_000_000,
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+#: The longest time, about a century: twice it is still a whole number of 64 bits in ns.
+MAX_DAYS = 36_500
+#: The largest size in bytes, for the same reason.
+MAX_BYTES = 10**18
 
 
 def parse_duration(text: str) -> int:
@@ -33,10 +38,17 @@ def parse_duration(text: str) -> int:
     text = text.strip()
     parts = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
     if not parts or _PART.sub("", parts):
-        raise click.BadParameter(f"'{text}' is not a time; write for example 30s, 5m or 1h30m")
+        raise click.BadParameter(
+            f"'{shorten(text)}' is not a time; write for example 30s, 5m or 1h30m"
+        )
+    exact = sum(float(number) * _UNITS_NS[unit] for number, unit in _PART.findall(parts))
+    if exact > MAX_DAYS * _UNITS_NS["d"]:
+        raise click.BadParameter(
+            f"'{shorten(text)}' is too long a time; the longest is {MAX_DAYS}d"
+        )
     total = sum(round(float(number) * _UNITS_NS[unit]) for number, unit in _PART.findall(parts))
     if total <= 0:
-        raise click.BadParameter(f"'{text}' is no time at all; write for example 30s")
+        raise click.BadParameter(f"'{shorten(text)}' is no time at all; write for example 30s")
     return total
 
 
@@ -49,7 +61,7 @@ def parse_share(text: str) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     share = float(match[1]) / 100 if match else 0.0
     if not 0 < share <= 1:
-        raise click.BadParameter(f"'{text}' is not a share; write for example 1% or 0.5%")
+        raise click.BadParameter(f"'{shorten(text)}' is not a share; write for example 1% or 0.5%")
     return share
 
 
@@ -64,8 +76,13 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", text.lower())
     if match is None:
-        raise click.BadParameter(f"'{text}' is not a size; write for example 500M or 2G")
-    return round(float(match[1]) * _BYTES.get(match[2], 1))
+        raise click.BadParameter(f"'{shorten(text)}' is not a size; write for example 500M or 2G")
+    size = float(match[1]) * _BYTES.get(match[2], 1)
+    if size > MAX_BYTES:
+        raise click.BadParameter(
+            f"'{shorten(text)}' is too large a size; the largest is {MAX_BYTES // _BYTES['t']}T"
+        )
+    return round(size)
 
 
 #: Ending of a session directory's name.

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from tracer import cli
-from tracer.commands.parameters import find_session, parse_duration, parse_share
+from tracer.commands.parameters import find_session, parse_bytes, parse_duration, parse_share
 from tracer.errors import InputError
 
 
@@ -32,6 +32,34 @@ def test_durations(text, seconds):
 def test_what_is_not_a_duration_says_what_is(text):
     with pytest.raises(click.BadParameter, match="30s"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 400 + "d", "9" * 400, "36501d", "36500d1s", "9" * 30 + "ms"]
+)
+def test_a_time_without_bound_is_refused_in_one_short_line(text):
+    with pytest.raises(click.BadParameter, match="the longest is 36500d") as error:
+        parse_duration(text)
+    assert len(error.value.message) < 120
+
+
+def test_the_longest_time_fits_twice_into_64_bits():
+    assert 2 * parse_duration("36500d") < 2**63
+
+
+def test_sizes():
+    assert [parse_bytes(text) for text in ("500M", "2g", "1.5kb", "7")] == [
+        500_000_000,
+        2_000_000_000,
+        1500,
+        7,
+    ]
+    for text in ("9" * 400, "9" * 400 + "t", "1000001T"):
+        with pytest.raises(click.BadParameter, match="the largest is 1000000T") as error:
+            parse_bytes(text)
+        assert len(error.value.message) < 120
+    with pytest.raises(click.BadParameter, match="write for example 500M"):
+        parse_bytes("much")
 
 
 def test_the_ending_of_a_session_may_be_left_out_or_added(tmp_path):
