@@ -6,10 +6,12 @@ Its grammar is :data:`GRAMMAR`; every quantity is declared once, with its unit a
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from dataclasses import dataclass
 
 from tracer.errors import UsageError
+from tracer.plain_text import shorten
 
 GRAMMAR = (
     'trigger   := "xid" | "hang" | "any finding" | condition ("and" condition)*',
@@ -70,6 +72,12 @@ _BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 XID, HANG, ANY_FINDING = "xid", "hang", "any finding"
 WORDS = (ANY_FINDING, HANG, XID)
 
+#: Units of what is never below zero; a slope is.
+_NEVER_NEGATIVE = frozenset({"s", "%", "W", "", "bytes"})
+#: Longest text of a trigger, and the longest silence in s (a year).
+MAX_TEXT = 400
+MAX_SILENCE_S = 365 * 24 * 3600
+
 _NO_PROGRESS = re.compile(r"no progress for (\S+)")
 _COMPARISON = re.compile(r"([a-z][a-z0-9 /_-]*?)\s*([<>])\s*(\d+(?:\.\d+)?)\s*(\S*)")
 
@@ -110,6 +118,10 @@ def parse_trigger(text: str) -> Trigger:
     Raises:
         UsageError: it means none; the text says what would.
     """
+    if len(text) > MAX_TEXT:
+        raise UsageError(
+            f"'{shorten(text)}' is too long for a trigger; {MAX_TEXT} letters are enough"
+        )
     plain = " ".join(text.split())
     lower = plain.lower()
     if lower in WORDS:
@@ -119,7 +131,7 @@ def parse_trigger(text: str) -> Trigger:
     for part in re.split(r"\s+and\s+", lower) if lower else []:
         silent = _NO_PROGRESS.fullmatch(part)
         if silent is not None:
-            no_progress_ns = round(_number(part, "s", *_split(silent[1], part)) * 1e9)
+            no_progress_ns = _silence_ns(part, silent[1])
         else:
             conditions.append(_condition(part))
     if no_progress_ns is None and not conditions:
@@ -140,7 +152,35 @@ def _condition(part: str) -> Condition:
         close = difflib.get_close_matches(name, _BY_NAME, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(_BY_NAME)}"
         raise UsageError(f"'{name}' is nothing that a trigger can compare; {hint}")
-    return Condition(name, match[2], _number(part, quantity.unit, match[3], match[4]))
+    condition = Condition(name, match[2], _number(part, quantity.unit, match[3], match[4]))
+    _check_can_change(part, quantity, condition)
+    return condition
+
+
+def _check_can_change(part: str, quantity: Quantity, condition: Condition) -> None:
+    """Refuse a comparison that holds never or always, whatever the service does."""
+    limit, is_above = condition.limit, condition.sign == ">"
+    if limit <= 0 and quantity.unit in _NEVER_NEGATIVE:
+        if not is_above:
+            raise UsageError(f"'{part}' never holds: {quantity.name} is never below 0")
+        if quantity.unit == "s":
+            raise UsageError(f"'{part}' always holds: a time is always above 0")
+    if quantity.unit == "%" and is_above and limit >= 100:
+        raise UsageError(f"'{part}' never holds: {quantity.name} is at most 100 %")
+    if quantity.unit == "%" and not is_above and limit > 100:
+        raise UsageError(f"'{part}' always holds: {quantity.name} is at most 100 %")
+
+
+def _silence_ns(part: str, time: str) -> int:
+    seconds = _number(part, "s", *_split(time, part))
+    if seconds > MAX_SILENCE_S:
+        raise UsageError(
+            f"'{shorten(part)}' is too long a time; the longest is {MAX_SILENCE_S // 3600}h"
+        )
+    nanoseconds = round(seconds * 1e9)
+    if nanoseconds <= 0:
+        raise UsageError(f"'{part}' always holds; write for example 'no progress for 10s'")
+    return nanoseconds
 
 
 def _split(text: str, part: str) -> tuple[str, str]:
@@ -156,4 +196,7 @@ def _number(part: str, kind: str, number: str, unit: str) -> float:
         known = ", ".join(name for name in units if name) or "no unit at all"
         given = f"has the unit '{unit}'" if unit else "has no unit"
         raise UsageError(f"'{part}' {given}; it takes {known}")
-    return float(number) * units[unit]
+    value = float(number) * units[unit]
+    if not math.isfinite(value):
+        raise UsageError(f"'{shorten(part)}' has a number that is too large")
+    return value

@@ -68,11 +68,32 @@ def test_words_and_silence():
         ("no progress for ever", "no time in it"),
         ("no progress for 10", "has no unit"),
         ("xid and gpu util > 3", "no condition"),
+        (f"no progress for {'9' * 350}s", "too large"),
+        ("no progress for 99999h", "the longest is 8760h"),
+        (f"tokens/s < {'9' * 350}", "too large"),
+        ("gpu util > 3 and " * 1000, "too long for a trigger"),
+        ("gpu util > 900", "never holds: gpu util is at most 100 %"),
+        ("kv usage > 100%", "never holds: kv usage is at most 100 %"),
+        ("gpu util < 101", "always holds: gpu util is at most 100 %"),
+        ("gpu util < 0", "never below 0"),
+        ("tokens/s < 0", "never below 0"),
+        ("no progress for 0s", "always holds; write for example 'no progress for 10s'"),
+        ("no progress for 0.1ns", "always holds"),
+        ("launch p99 > 0ms", "always holds: a time is always above 0"),
+        ("launch p99 < 0.0s", "never below 0"),
     ],
 )
 def test_what_is_no_trigger_is_said(text, words):
     with pytest.raises(UsageError, match=words.replace("?", r"\?")):
         parse_trigger(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["gpu util > 0", "gpu util < 100", "kv usage > 99.9%", "calls/s > 0", "rss slope > 0MB/h"],
+)
+def test_what_can_change_is_accepted_to_the_edge(text):
+    assert parse_trigger(text).text == text
 
 
 def test_every_quantity_can_be_read():
