@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +60,8 @@ class RecordOptions:
     Attributes:
         pids: Processes; their children belong to them. Empty for the service that is followed.
         output: Session directory, None for a name made of the target and the time.
-        duration_ns: Longest recording in ns, None for no limit.
+        duration_ns: Longest recording in ns, and longest wait for a service that is followed;
+            None for no limit.
         engine_urls: Metrics pages of the engine.
         canary: Small requests to a service; None for none.
         dcgm: ``dcgmi``, or the URL of a dcgm-exporter; None to leave DCGM alone.
@@ -105,7 +107,7 @@ def record(options: RecordOptions) -> int:
     if tables is not None and options.cupti is not None:
         tables.add("gpu_activity")
     raise_file_limit()
-    pids = options.pids or _wait_for(options.long_run.follow)
+    pids = options.pids or _wait_for(options.long_run.follow, options.duration_ns)
     tree = _open_tree(pids)
     path = options.output or _default_path(tree, pids[0])
     long_run = LongRun(options.long_run, path, _say)
@@ -173,19 +175,27 @@ def record(options: RecordOptions) -> int:
     return 0
 
 
-def _wait_for(service: Service | None) -> list[int]:
-    """The processes of a service, once it has any.
+def _wait_for(service: Service | None, most_ns: int | None) -> list[int]:
+    """The processes of a service, once it has any; None waits without end.
 
     Raises:
         UsageError: no service was named.
+        TargetError: it had none for so long.
     """
     if service is None:
         raise UsageError("nothing says what to record; give --pid P or --follow NAME")
+    deadline = math.inf if most_ns is None else time.monotonic() + most_ns / 1e9
     pids = service.find()
     if not pids:
         _say(f"Waiting for {service} ...")
     while not pids:
-        time.sleep(FOLLOW_S)
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TargetError(
+                f"no process of {service} came within the --duration; start it, or leave out "
+                "--duration to wait for it"
+            )
+        time.sleep(min(FOLLOW_S, left_s))
         pids = service.find()
     return pids
 

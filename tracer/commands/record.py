@@ -148,7 +148,8 @@ if TYPE_CHECKING:
     "--follow",
     metavar="NAME|CGROUP|PORT",
     help="Record a service over restarts of its processes: a process name, a cgroup (with a "
-    "slash, or NAME.service), or a TCP port that it listens on.",
+    "slash, or NAME.service), or a TCP port that it listens on. --duration bounds the wait for its "
+    "first process too.",
 )
 @click.option(
     "--metrics-port",
