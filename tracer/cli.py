@@ -154,12 +154,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = _foreign_code(error)
         if code is not None:
             return _fail(str(error), code)
-        if not _is_shortage(error):
+        fact = _shortage(error)
+        if fact is None:
             raise
-        fact = next((line for line in str(error).splitlines() if line), type(error).__name__)
         return _fail(
-            f"there is too little memory, or too few threads are allowed ({fact[:200]}); free "
-            "memory, or raise the limits (ulimit -v, ulimit -u), and repeat",
+            f"there is too little memory, or too few threads are allowed ({fact}); free memory, "
+            "or raise the limits (ulimit -v, ulimit -u), and repeat",
             EXIT_OS,
         )
     return result if isinstance(result, int) else 0
@@ -180,10 +180,12 @@ def _foreign_code(error: Exception) -> int | None:
     return None
 
 
-def _is_shortage(error: Exception) -> bool:
-    """Whether it means that the system, or a limit, gives no more memory or threads."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(sign in text for sign in _SHORTAGES)
+def _shortage(error: Exception) -> str | None:
+    """What the error says of memory or threads that were not given; None where it is another."""
+    for line in str(error).splitlines():
+        if any(sign in line.lower() for sign in _SHORTAGES):
+            return line.strip()[:200]
+    return str(error)[:200] or "no more is given" if isinstance(error, MemoryError) else None
 
 
 def _fail(message: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,9 +55,9 @@ def recover(path: Path) -> Recovery:
         finally:
             lock.release()
     except OSError as error:
-        raise SessionError(
-            f"{path} cannot be mended ({error.strerror}); repeat as its owner"
-        ) from None
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "make room there and repeat" if is_full else "repeat as its owner"
+        raise SessionError(f"{path} cannot be mended ({error.strerror}); {remedy}") from None
 
 
 def _mend(path: Path, manifest: Manifest) -> Recovery:

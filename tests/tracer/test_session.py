@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from analysis.schema import CUDA_CALL, EVENT
 from analysis.timeline import open_session
 from probes.probe import Batch, make_batch
 from tracer import compaction, segment_store
+from tracer import recovery as recovery_module
 from tracer.errors import InputError, SessionError
 from tracer.free_space import FreeSpace
 from tracer.recovery import recover
@@ -441,6 +443,21 @@ def test_kill_at_any_instant_leaves_every_written_row_readable_once(tmp_path):
         assert mended.end_reason == "crashed"
         assert mended.end_ns == (1000 + (len(after) - 1) * 1000 if after else mended.start_ns)
         assert recover(path).was_finished
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "make room"), (errno.EROFS, "as its owner")]
+)
+def test_a_session_that_cannot_be_mended_says_what_to_do(tmp_path, monkeypatch, number, remedy):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    SessionWriter(tmp_path / "s", manifest()).close()
+    unfinished = Manifest.read(tmp_path / "s")
+    assert unfinished.end_ns is None
+    monkeypatch.setattr(recovery_module, "replace_file", refuse)
+    with pytest.raises(SessionError, match=remedy):
+        recover(tmp_path / "s")
 
 
 def test_recovery_sets_a_damaged_segment_aside(tmp_path):

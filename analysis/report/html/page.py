@@ -66,9 +66,8 @@ def write_report(session: Session, path: Path, *, force: bool = False) -> int:
         force: Replace a file of that name.
 
     Raises:
-        OutputError: the file is there already, or cannot be made.
+        OutputError: the file is there already, or cannot be written.
         LibraryError: the plotting library is not installed.
-        OSError: it cannot be written.
     """
     with replaced(path, force=force) as part:
         content = render(session, attribute(session, window_ns(session))).encode()
