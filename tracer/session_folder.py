@@ -40,7 +40,7 @@ def make_folder(path: Path, force: bool) -> SessionLock:
 
 
 def _clear_folder(path: Path, force: bool) -> None:
-    """Delete an old session that may be replaced; an empty directory may always be.
+    """Empty the directory of an old session that may be replaced; an empty one may always be.
 
     Raises:
         SessionError: it may not be deleted.
@@ -69,7 +69,11 @@ def _clear_folder(path: Path, force: bool) -> None:
         )
     if is_being_recorded(path):
         raise SessionError(f"{path} is being written by another recorder; choose another -o DIR")
-    shutil.rmtree(path)
+    for item in path.iterdir():  # the directory stays: it may be the present one
+        if _is_folder(item):
+            shutil.rmtree(item)
+        else:
+            item.unlink()
 
 
 def _foreign(session: Path) -> Iterator[Path]:

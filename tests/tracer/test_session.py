@@ -182,6 +182,16 @@ def test_a_directory_with_something_else_in_it_is_not_deleted(tmp_path, name, co
     assert list((tmp_path / "s" / "event").iterdir())
 
 
+def test_the_present_directory_can_be_replaced(tmp_path, monkeypatch):
+    for _ in range(2):
+        (tmp_path / "s").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / "s")
+        writer = SessionWriter(Path(), manifest(), force=True)
+        writer.append(calls(0, 10))
+        assert writer.close()
+    assert call_ids(tmp_path / "s") == list(range(10))
+
+
 def test_everything_that_a_recorder_leaves_may_be_replaced(tmp_path):
     writer = SessionWriter(tmp_path / "s", manifest())
     writer.append(calls(0, 10))

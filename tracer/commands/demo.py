@@ -144,7 +144,8 @@ def _write_report(session: Path) -> None:
     from analysis import open_session
     from analysis.report.html import write_report
 
-    path = session.with_name(session.name.removesuffix(SESSION_SUFFIX) + ".html")
+    named = session if session.name else session.absolute()
+    path = named.with_name(named.name.removesuffix(SESSION_SUFFIX) + ".html")
     try:
         write_report(open_session(session), path, force=True)
     except Exception as error:  # noqa: BLE001 - whatever fails here, the verdict stands

@@ -21,6 +21,15 @@ def test_the_report_lies_beside_the_session_and_is_replaced(
     assert "launch.cpu_delay" in (tmp_path / "demo-x.html").read_text()
 
 
+def test_the_report_of_the_present_directory_lies_beside_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story(tmp_path / "demo-x.tracer", "healthy")
+    monkeypatch.chdir(tmp_path / "demo-x.tracer")
+    demo._write_report(Path())
+    assert (tmp_path / "demo-x.html").is_file()
+
+
 def test_a_report_that_fails_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
