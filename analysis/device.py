@@ -24,6 +24,9 @@ Bools = npt.NDArray[np.bool_]
 #: A sync that takes longer waits for work. Syncs that wait for nothing take 2 to 20 us in the
 #: recordings of real GPUs, and a probed call costs about 2 us more.
 WAIT_NS = 50_000
+#: A thread that sleeps in its sync returns after having run at most that long since its wake, on
+#: cold caches and through a probe; one that runs on waits for more. At most a quarter of its sleep.
+AWAKE_NS = 500_000
 #: With more streams than this only device-wide syncs are taken to cover all work.
 MAX_STREAMS = 64
 
@@ -154,8 +157,9 @@ def _work_ends(
 ) -> tuple[Ints, Ints]:
     """Until when each sync's work certainly went on, and from when it was certainly done, ns.
 
-    A thread that slept until shortly before the return was woken by the end of the work. One that
-    spun and was preempted until shortly before the return does not know when it ended meanwhile.
+    A thread that slept, and after its wake ran no more than it takes to return, was woken by the
+    end of the work, however often it was preempted since. One that spun and was preempted until
+    shortly before the return does not know when it ended meanwhile.
     """
     busy_until = calls.end[sync_rows].copy()
     idle_from = busy_until.copy()
@@ -167,15 +171,23 @@ def _work_ends(
         if len(own) == 0:
             continue
         mine = np.flatnonzero(calls.thread[sync_rows] == thread)
-        ends = idle_from[mine]
+        begins, ends = calls.start[sync_rows[mine]], idle_from[mine]
         last = np.searchsorted(own.end, ends, side="right") - 1
         at = np.maximum(last, 0)
-        is_inside = (last >= 0) & (own.start[at] >= calls.start[sync_rows[mine]])
+        is_inside = (last >= 0) & (own.start[at] >= begins)
         is_late = ends - own.end[at] < WAIT_NS
-        is_asleep = own.ready[at] > own.start[at]
-        idle_from[mine] = np.where(is_inside & is_asleep & is_late, own.ready[at], ends)
-        until = np.where(is_asleep, own.ready[at], own.start[at])
-        busy_until[mine] = np.where(is_inside & is_late, until, ends)
+        is_asleep = own.ready > own.start
+        # Preempted until shortly before the return, it does not know when the work ended.
+        busy_until[mine] = np.where(is_inside & is_late & ~is_asleep[at], own.start[at], ends)
+        # The last sleep inside, and how long the thread ran between its wake and the return.
+        slept = np.maximum.accumulate(np.where(is_asleep, np.arange(len(own)), -1))[at]
+        nap = np.maximum(slept, 0)
+        away = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(own.end - own.start)))
+        ran = ends - own.end[nap] - (away[at + 1] - away[nap + 1])
+        short = np.clip((own.ready[nap] - own.start[nap]) // 4, WAIT_NS, AWAKE_NS)
+        is_woken = is_inside & (slept >= 0) & (own.start[nap] >= begins) & (ran < short)
+        busy_until[mine] = np.where(is_woken, own.ready[nap], busy_until[mine])
+        idle_from[mine] = np.where(is_woken, own.ready[nap], ends)
     return busy_until, idle_from
 
 

@@ -258,6 +258,40 @@ def test_host_work_in_every_step_is_host_bound(tmp_path: Path) -> None:
     assert attribution.verdict.cause == "launch.host_bound"
 
 
+@pytest.mark.parametrize("tail", [20_000, 150_000, 400_000])
+def test_a_wake_that_waits_for_a_cpu_is_no_compute(tmp_path: Path, tail: int) -> None:
+    # Woken by the device, held up by others, and slow to return: caches are cold on a busy machine.
+    hog = {"occupant_pid": 99, "occupant_tid": 99, "occupant_name": "stress-ng"}
+    service = Service(decode=8 * MS)
+    while service.now < service.start + 12 * S:
+        service.compute(300_000)
+        service.launch_kernel(3)
+        start, done = service.now, service.run_device(8 * MS)
+        back = done + 3 * MS
+        service.absent(start + 4_000, back, "sleeping", 3 * MS, **hog)
+        # On the way out it is preempted once more.
+        service.absent(back + tail // 2, back + tail // 2 + MS, "running", MS, **hog)
+        service.call("cudaStreamSynchronize", "sync", back + tail + MS - start)
+        service.token(4)
+    attribution = check(attribute(service.session(tmp_path / "s")))
+    assert attribution.verdict.cause == "launch.cpu_delay"
+    delay = next(item for item in attribution.findings if item.cause == "launch.cpu_delay")
+    assert delay.lost_share == pytest.approx(4 / (12.3 + tail / 1e6), abs=0.06)
+
+
+def test_a_thread_that_spins_on_after_a_nap_waits_for_the_device(tmp_path: Path) -> None:
+    service = Service(decode=8 * MS)
+    while service.now < service.start + 12 * S:
+        service.compute(300_000)
+        service.launch_kernel(3)
+        start, done = service.now, service.run_device(8 * MS)
+        service.absent(start + 4_000, start + 4 * MS, "sleeping", 3 * MS)
+        service.call("cudaStreamSynchronize", "sync", done + 12_000 - start)
+        service.token(4)
+    attribution = check(attribute(service.session(tmp_path / "s")))
+    assert attribution.verdict.cause == "healthy"
+
+
 def test_back_pressure_is_not_host_bound(tmp_path: Path) -> None:
     service = Service(has_engine=False)
     while service.now < service.start + 10 * S:
