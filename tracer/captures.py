@@ -163,7 +163,9 @@ class Captures:
 
     def _make(self, number: int, capture: Capture) -> None:
         folder = self._session / FOLDER / f"{number:03d}-{_slug(capture.name)}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Not the session itself: where it was removed or moved, it is not to come back.
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         told = {"name": capture.name, "time_ns": capture.time_ns, "why": capture.why}
         _write(folder / "trigger.json", {**told, "realtime_s": time.time()})
         evidence = {**capture.evidence, "processes": process_evidence(self._pids())}

@@ -12,6 +12,7 @@ from probes.targets import TargetTree
 from tracer.captures import CaptureOptions, Captures
 from tracer.control import Control
 from tracer.free_space import FreeSpace
+from tracer.place import PlaceWatch
 from tracer.recorder import Recorder
 from tracer.retention import Retention
 from tracer.session import SessionWriter
@@ -103,6 +104,7 @@ class LongRun:
         found: list[Watcher] = [
             control,
             Triggers(self._options.triggers, captures, writer.flush_soon),
+            PlaceWatch(self._path, writer.is_in_place, self._say),
         ]
         if self._free is not None:
             found.append(self._free)

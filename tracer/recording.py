@@ -49,6 +49,7 @@ _REASONS = {
     "interrupted": "it was interrupted",
     "terminated": "it was terminated",
     "hung_up": "its terminal was closed",
+    "folder_gone": "its directory was removed or moved",
     "disk_low": "little room is left on the disk (--min-free)",
 }
 
@@ -163,10 +164,14 @@ def record(options: RecordOptions) -> int:
         _tell_end(writer.manifest, reason, time.monotonic() - stop_begin)
         if not recorder.wait_detached(QUIET_DETACH_S):
             _wait_detached(recorder)
-        if (path / FILE_NAME).exists():
+        is_there = writer.is_in_place() and (path / FILE_NAME).exists()
+        if is_there:
             _say(f"Next: tracer analyze {path}")
-    if not (path / FILE_NAME).exists():
-        raise SessionError(f"{path} was removed while it was recorded; record again")
+    if not is_there:
+        raise SessionError(
+            f"{path} was removed or moved while it was recorded, and lacks its end; record again, "
+            "or analyze what was recorded until then at its new place"
+        )
     if not is_complete or writer.source().n_lost:
         raise SessionError(
             f"{path} lacks rows. {writer.problem or 'The disk does not answer.'} "

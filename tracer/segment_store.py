@@ -91,11 +91,10 @@ class SegmentStore:
     def _put(self, table: Table, batches: Sequence[pa.RecordBatch]) -> None:
         content = encode_segment(table, batches, self._facts())
         folder = self._path / table.name
-        if table.name not in self._next:
+        if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
             sync_folder(self._path)
-            self._next[table.name] = 0
-        number = self._next[table.name]
+        number = self._next.get(table.name, 0)
         target = folder / segment_name(number, number)
         replace_file(target, content)
         self._next[table.name] = number + 1

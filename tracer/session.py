@@ -28,6 +28,7 @@ from analysis.schema import EVENT, LOSS, Table
 from probes.probe import Batch
 from tracer.compaction import SizedSegment
 from tracer.errors import SessionError
+from tracer.place import Place
 from tracer.reserve import Reserve
 from tracer.retention import Retention
 from tracer.segment_store import KEEP_REPLACED_S, SegmentStore
@@ -121,6 +122,7 @@ class SessionWriter:
         self._reserve = Reserve(path)
         text = manifest.to_json().encode()
         try:
+            self._place = Place(path)
             replace_file(path / FILE_NAME, text)
         except OSError as error:
             self._lock.release()
@@ -133,6 +135,7 @@ class SessionWriter:
             self._thread.start()
         except RuntimeError:
             self._reserve.release()
+            self._place.close()
             self._lock.release()
             raise SessionError(
                 f"{path} cannot be written (no room for a thread); raise the limit of memory or "
@@ -212,6 +215,10 @@ class SessionWriter:
         """One sentence about the last failed write; empty when nothing was lost."""
         return self._problem
 
+    def is_in_place(self) -> bool:
+        """Return whether the directory is still where it was made."""
+        return self._place.is_kept()
+
     def close(self, timeout_s: float = 30.0) -> bool:
         """Write what is left and the manifest; return whether everything reached the disk.
 
@@ -228,10 +235,12 @@ class SessionWriter:
         self._thread.join(timeout_s)
         is_done = not self._thread.is_alive()
         if is_done:
-            self._store.delete_replaced(0.0)
-            self._reserve.release()
+            if self.is_in_place():
+                self._store.delete_replaced(0.0)
+                self._reserve.release()
             self._tell_losses()
             is_done = self._write_last_manifest() and not self._losses
+        self._place.close()
         self._lock.release()
         return is_done
 
@@ -273,14 +282,15 @@ class SessionWriter:
                 self._is_busy = True
             if job is not None:
                 self._write(job)
-            elif group is not None:
+            elif group is not None and self.is_in_place():
                 self._store.merge(*group)
             if not self._jobs:
                 self._tell_losses()
             if text is not None and self._replace_manifest(text):
                 self._reserve.hold(len(text.encode()))
-            self._store.delete_replaced(KEEP_REPLACED_S)
-            self._retain()
+            if self.is_in_place():
+                self._store.delete_replaced(KEEP_REPLACED_S)
+                self._retain()
             with self._condition:
                 self._is_busy = False
                 if job is not None:
@@ -300,6 +310,7 @@ class SessionWriter:
     def _write(self, job: _Job) -> None:
         """Write one segment, or count its rows as lost."""
         try:
+            self._place.check()
             self._store.write(job.table, job.batches)
         except (OSError, pa.ArrowException) as error:
             code = error.errno if isinstance(error, OSError) else None
@@ -341,6 +352,7 @@ class SessionWriter:
         notices, self._notices = self._notices, []
         now_ns = self._clock()
         try:
+            self._place.check()
             if losses:
                 batch = loss_batch(losses, now_ns)
                 self._store.write(LOSS, [batch.rows])
@@ -360,6 +372,7 @@ class SessionWriter:
 
     def _replace_manifest(self, text: str) -> bool:
         try:
+            self._place.check()
             replace_file(self.path / FILE_NAME, text.encode())
         except OSError as error:
             if not self._problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -491,3 +492,42 @@ def test_a_session_without_a_thread_is_refused_and_can_be_made_later(tmp_path, m
         with pytest.raises(SessionError, match="no room for a thread"):
             SessionWriter(tmp_path / "s", Manifest(tool_version="1"))
     assert SessionWriter(tmp_path / "s", Manifest(tool_version="1"), force=True).close()
+
+
+@pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
+def test_a_directory_that_is_not_there_any_more_gets_no_rows(tmp_path, what):
+    path = tmp_path / "s"
+    writer = SessionWriter(path, manifest())
+    writer.append(calls(0, 10))
+    assert writer.flush(force=True) and writer.is_in_place()
+    path.rename(tmp_path / "moved")
+    if what == "removed":
+        shutil.rmtree(tmp_path / "moved")
+    elif what == "replaced":
+        path.mkdir()
+        (path / "manifest.json").write_text("dear")
+    assert not writer.is_in_place()
+    writer.append(calls(10, 10))
+    writer.write_manifest()
+    writer.flush(force=True)
+    assert "10 rows were dropped" in writer.problem and writer.source().n_lost == 10
+    assert not writer.close() and not writer.is_in_place()
+    if what == "replaced":
+        assert [(item.name, item.read_text()) for item in path.iterdir()] == [
+            ("manifest.json", "dear")
+        ]
+    else:
+        assert not path.exists()
+    if what == "moved":
+        recover(tmp_path / "moved")
+        assert call_ids(tmp_path / "moved") == list(range(10))
+
+
+def test_a_table_whose_folder_was_removed_goes_on(tmp_path):
+    writer = SessionWriter(tmp_path / "s", manifest())
+    writer.append(calls(0, 10))
+    assert writer.flush(force=True)
+    shutil.rmtree(tmp_path / "s" / "cuda_call")
+    writer.append(calls(10, 10))
+    assert writer.close() and writer.source().n_lost == 0
+    assert call_ids(tmp_path / "s") == list(range(10, 20))
