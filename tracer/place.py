@@ -28,15 +28,18 @@ class Place:
         # Held open, so that a file system cannot number the directory anew meanwhile.
         self._descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._first = os.fstat(self._descriptor)
+        #: Whether it did when it was looked last.
+        self.is_kept = True
 
-    def is_kept(self) -> bool:
-        """Return whether it does; a disk that does not answer is no proof that it does not."""
+    def look(self) -> bool:
+        """Return whether it does; may wait for the disk, whose silence proves nothing."""
         try:
-            return os.path.samestat(self._first, self._path.stat())
+            self.is_kept = os.path.samestat(self._first, self._path.stat())
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            self.is_kept = False
         except OSError:
-            return True
+            pass
+        return self.is_kept
 
     def check(self) -> None:
         """Do nothing where it does.
@@ -44,7 +47,7 @@ class Place:
         Raises:
             FileNotFoundError: it does not.
         """
-        if not self.is_kept():
+        if not self.look():
             raise FileNotFoundError(2, "the directory was removed or moved", str(self._path))
 
     def close(self) -> None:
@@ -59,7 +62,7 @@ class PlaceWatch:
 
     Args:
         session: The session's directory.
-        is_in_place: Tells whether it is.
+        is_in_place: Tells whether it is, without waiting for a disk.
         say: Tells the person one line.
     """
 

@@ -216,8 +216,8 @@ class SessionWriter:
         return self._problem
 
     def is_in_place(self) -> bool:
-        """Return whether the directory is still where it was made."""
-        return self._place.is_kept()
+        """Return whether the directory was still where it was made when it was written last."""
+        return self._place.is_kept
 
     def close(self, timeout_s: float = 30.0) -> bool:
         """Write what is left and the manifest; return whether everything reached the disk.
@@ -235,7 +235,7 @@ class SessionWriter:
         self._thread.join(timeout_s)
         is_done = not self._thread.is_alive()
         if is_done:
-            if self.is_in_place():
+            if self._place.look():
                 self._store.delete_replaced(0.0)
                 self._reserve.release()
             self._tell_losses()
@@ -282,13 +282,13 @@ class SessionWriter:
                 self._is_busy = True
             if job is not None:
                 self._write(job)
-            elif group is not None and self.is_in_place():
+            elif group is not None and self._place.look():
                 self._store.merge(*group)
             if not self._jobs:
                 self._tell_losses()
             if text is not None and self._replace_manifest(text):
                 self._reserve.hold(len(text.encode()))
-            if self.is_in_place():
+            if self._place.look():
                 self._store.delete_replaced(KEEP_REPLACED_S)
                 self._retain()
             with self._condition:

@@ -20,7 +20,7 @@ def test_a_path_that_leads_elsewhere_is_noticed(tmp_path):
     place = Place(folder)
     place.check()
     (tmp_path / "a").rename(tmp_path / "b")
-    assert not place.is_kept()
+    assert place.is_kept and not place.look() and not place.is_kept
     (tmp_path / "a").write_text("a file")
     with pytest.raises(FileNotFoundError, match="removed or moved"):
         place.check()
@@ -39,7 +39,7 @@ def test_a_disk_that_does_not_answer_is_no_proof(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.stat", fail)
-        assert place.is_kept()
+        assert place.look()
     place.close()
 
 

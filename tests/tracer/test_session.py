@@ -506,10 +506,10 @@ def test_a_directory_that_is_not_there_any_more_gets_no_rows(tmp_path, what):
     elif what == "replaced":
         path.mkdir()
         (path / "manifest.json").write_text("dear")
-    assert not writer.is_in_place()
     writer.append(calls(10, 10))
     writer.write_manifest()
     writer.flush(force=True)
+    assert not writer.is_in_place()
     assert "10 rows were dropped" in writer.problem and writer.source().n_lost == 10
     assert not writer.close() and not writer.is_in_place()
     if what == "replaced":
