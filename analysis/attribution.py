@@ -13,7 +13,7 @@ from analysis.causes.declaration import Cause
 from analysis.conclusion import Verdict, conclude, rank
 from analysis.facts import Facts
 from analysis.finding import Finding, Status
-from analysis.incomplete import MOST_MISSING, withdraw_exclusions
+from analysis.incomplete import MOST_MISSING, SHORTEST_NS, doubt_moment, withdraw_exclusions
 from analysis.kept import Kept
 from analysis.timeline import Session
 
@@ -105,6 +105,9 @@ def attribute(
         }
         told = [answer for answer in answers if answer is not None and answer.cause in resting]
         withdraw_exclusions(told, facts.sliced_share)
+        whole_ns = max(facts.complete_ns - facts.start_ns, 0)
+        if whole_ns < SHORTEST_NS:
+            doubt_moment(told, whole_ns, "with every call")
     ranked = rank([answer for answer in answers if answer is not None])
     verdict, findings = conclude(facts, ranked)
     checked = [

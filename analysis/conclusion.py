@@ -141,6 +141,17 @@ def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding
         verdict = Verdict("unknown", unknown.confidence, Status.UNDECIDED, candidates, text)
         return verdict, [*ranked, unknown]
     span = max(facts.complete_ns - facts.start_ns, 1)
+    if facts.is_thinned and span < SHORTEST_NS:
+        sparse = Finding(
+            "unknown",
+            Status.UNDECIDED,
+            confidence=0.5,
+            summary="The most frequent calls were left out nearly all the time: what the device "
+            "waited for cannot be told from the rest.",
+            undecided_because=f"every call was recorded for {span / 1e9:.2f} s only",
+            settled_by="a short recording without --budget, or with a larger one",
+        )
+        return _verdict(sparse), [sparse]
     if intervals.total(facts.demand) < LITTLE_DEMAND * span:
         nothing = Finding(
             "unknown",
@@ -155,6 +166,17 @@ def conclude(facts: Facts, ranked: list[Finding]) -> tuple[Verdict, list[Finding
             Verdict("unknown", 0.5, Status.UNDECIDED, (), nothing.summary),
             [nothing],
         )
+    if facts.manifest.origin == "record" and length_ns < SHORTEST_NS:
+        moment = Finding(
+            "unknown",
+            Status.UNDECIDED,
+            confidence=0.5,
+            summary=f"Nothing wrong shows in {length_ns / 1e9:.2f} s, which is too short to say "
+            "that nothing is.",
+            undecided_because="the recording is one moment",
+            settled_by="a recording of ten seconds or more",
+        )
+        return _verdict(moment), [moment]
     if _is_blind(facts) and _had_to_see(facts):
         unseen = Finding(
             "unknown",
@@ -175,8 +197,15 @@ def _verdict(finding: Finding) -> Verdict:
 
 def _no_demand(facts: Facts) -> Finding | None:
     """Nothing was asked, as the engine tells, or as silence and an unused device tell."""
+    told = facts.engine.demand if facts.engine is not None else None
     span = max(facts.complete_ns - facts.start_ns, 1)
     share = intervals.total(facts.demand) / span
+    if told is not None:
+        # What the engine tells holds also where calls were left out.
+        wanted = intervals.total(intervals.clip(told, facts.start_ns, facts.end_ns))
+        share = max(share, wanted / max(facts.end_ns - facts.start_ns, 1))
+    elif span < SHORTEST_NS:
+        return None
     if share >= LITTLE_DEMAND:
         return None
     evidence = [Evidence("demand_share", round(100 * share, 2), "%", None, "")]

@@ -17,12 +17,18 @@ SHORTEST_NS = 1_000_000_000
 _SETTLED_BY = "a complete recording of the same"
 
 
-def doubt_moment(findings: list[Finding], length_ns: int) -> None:
-    """Make every finding of a recording undecided that is too short to prove anything."""
+def doubt_moment(findings: list[Finding], length_ns: int, how: str = "") -> None:
+    """Make every finding of a recording undecided that is too short to prove anything.
+
+    Args:
+        findings: Those of the recording; changed in place.
+        length_ns: How much was recorded.
+        how: In which way, where other things were recorded for longer.
+    """
     for item in findings:
         if item.status is Status.FOUND:
             item.status = Status.UNDECIDED
-            item.undecided_because = f"only {length_ns / 1e9:.2f} s were recorded"
+            item.undecided_because = f"only {length_ns / 1e9:.2f} s were recorded {how}".rstrip()
             item.settled_by = "a recording of ten seconds or more"
             item.confidence = min(item.confidence, 0.5)
 
@@ -37,6 +43,7 @@ def withdraw_exclusions(answers: list[Finding], sliced: float) -> None:
     for item in answers:
         if item.status is Status.NOT_FOUND:
             item.status = Status.NOT_APPLICABLE
+            item.excluded = []
             item.undecided_because = (
                 f"for {100 * sliced:.0f} % of the time frequent calls were left out to keep to the "
                 "budget, so that nothing about calls is ruled out"

@@ -16,10 +16,6 @@ from analysis.finding import Finding, Status
 Analyze = Callable[[Facts], Finding]
 
 
-#: Which source records a table that stays empty while nothing happens.
-_PROBES = {"cuda_call": "cuda", "offcpu": "offcpu"}
-
-
 @dataclass(frozen=True)
 class Needs:
     """Tables that an analyzer reads.
@@ -41,15 +37,11 @@ class Needs:
         session = facts.session
         for name in self.required:
             if not session.has(name):
-                source = session.manifest.source(_PROBES.get(name, ""))
-                if source is not None and source.state == "ok":
-                    return f"no row of {name} came in all that time; record it again under load"
-                command = schema.table(name).command
-                return f"the session has no {name} table; record it with: {command}"
+                return f"the session has no {name} table; {_how_to_record(facts, name)}"
         for group in self.any_of:
             if not any(session.has(name) for name in group):
-                command = schema.table(group[0]).command
-                return f"the session has neither of {', '.join(group)}; record one with: {command}"
+                how = _how_to_record(facts, group[0])
+                return f"the session has neither of {', '.join(group)}; {how}"
         return ""
 
     @property
@@ -57,6 +49,17 @@ class Needs:
         """Every table named, each once."""
         grouped = (name for group in self.any_of for name in group)
         return tuple(dict.fromkeys((*self.required, *grouped, *self.optional)))
+
+
+def _how_to_record(facts: Facts, name: str) -> str:
+    """How to come by a table that a session lacks: what was tried for it, and what to do."""
+    tried = [source for source in facts.manifest.sources if name in source.tables]
+    failed = next((source for source in tried if source.state != "ok" and source.note), None)
+    if failed is not None:
+        return f"{failed.name} was tried: {failed.note}"
+    if any(source.state == "ok" for source in tried):
+        return "no row of it came in all that time: record it again under load"
+    return f"record it with: {schema.table(name).command}"
 
 
 @dataclass(frozen=True)

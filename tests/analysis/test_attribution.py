@@ -585,7 +585,11 @@ def test_causes_that_lack_the_same_source_share_one_line(tmp_path: Path) -> None
 
 def test_a_source_that_ran_and_saw_nothing_is_not_said_to_be_missing(tmp_path: Path) -> None:
     times = {"start_ns": S, "end_ns": 9 * S}
-    ran = SessionBuilder(tmp_path / "ran", sources=[Source("cuda", "ok")], **times).write()
-    lacked = SessionBuilder(tmp_path / "not", sources=[Source("cuda", "lost")], **times).write()
+    ran = SessionBuilder(
+        tmp_path / "ran", sources=[Source("cuda", "ok", ["cuda_call"])], **times
+    ).write()
+    lacked = SessionBuilder(
+        tmp_path / "not", sources=[Source("cuda", "lost", ["cuda_call"])], **times
+    ).write()
     assert "again under load" in " ".join(render(check(attribute(ran))).split())
     assert "has no cuda_call table" in " ".join(render(check(attribute(lacked))).split())

@@ -50,3 +50,13 @@ def test_a_moment_left_out_changes_nothing(tmp_path: Path, blind_s: float) -> No
     result = attribute(open_session(tmp_path / "s"))
     assert result.verdict.cause == "healthy"
     assert any(one.status is Status.NOT_FOUND for one in result.checked)
+
+
+def test_what_the_engine_tells_holds_where_calls_were_left_out(tmp_path: Path) -> None:
+    """Requests ran all the time: that is no lack of demand, and no health that was seen."""
+    budgeted(tmp_path / "s", 11.9)
+    result = attribute(open_session(tmp_path / "s"))
+    assert result.verdict.cause == "unknown"
+    assert "left out" in result.verdict.text
+    excluded = [one for answer in result.checked for one in answer.excluded]
+    assert not {one.cause for one in excluded} & {"launch.cpu_delay", "hang.kernel"}
