@@ -114,7 +114,8 @@ def _pool_bytes(settings: KvSettings) -> int | None:
             f"gpu-memory-utilization {settings.utilization:g} cannot be; give more than 0 and at "
             "most 1"
         )
-    allowed = int(settings.gpu_memory_bytes * settings.utilization)
+    # 0.95 of 80 GiB are 76 GiB, whatever the nearest binary fraction of 0.95 is.
+    allowed = round(settings.gpu_memory_bytes * settings.utilization)
     left = allowed - settings.weights_bytes - settings.overhead_bytes
     if left <= 0:
         raise KvError(

@@ -96,7 +96,7 @@ def test_a_newcomer_gets_from_a_running_service_to_its_report(tmp_path: Path):
         pid = re.search(r"pid (\d+)", said)
         assert pid is not None
         # Another test's service may run beside this one: its pid is what pgrep would find alone.
-        lines = [line.replace("$(pgrep -of simulated.server)", pid[1]) for line in second]
+        lines = [line.replace("$(pgrep -nf simulated.server)", pid[1]) for line in second]
         assert lines != second
         # The doctor says with 4 that something is missing here, such as NVML.
         lines = [f"{line} || test $? = 4" if " doctor " in line else line for line in lines]

@@ -115,7 +115,9 @@ def _figures(look: Look) -> Table:
 def _launches(look: Look) -> str:
     launches = look.launches
     if launches is None:
-        return "calls are not recorded"
+        if any(item.name == "cuda" for item in look.missing):
+            return "calls are not recorded"
+        return "no call seen yet, probes may still be attaching"
     text = f"{launches.per_s:,.0f} launches/s"
     if launches.median is None or launches.tail is None or launches.longest_ns is None:
         return text

@@ -136,7 +136,7 @@ def test_the_pool_from_memory():
         utilization=0.9,
     )
     found = budget(layout, settings)
-    assert found.pool_bytes == int(0.9 * (80 << 30)) - (18 << 30)
+    assert found.pool_bytes == 72 * (1 << 30) - (18 << 30)
     assert found.pool_tokens == (found.pool_bytes or 0) // 40_960
     by_setting = {change.setting: change.budget for change in changes(layout, settings)}
     smaller = by_setting["KV type fp8"]
@@ -146,6 +146,13 @@ def test_the_pool_from_memory():
     assert by_setting["max-model-len 65,536"].n_sequences == pytest.approx(
         2 * (found.n_sequences or 0)
     )
+
+
+def test_a_share_of_the_memory_is_not_cut_by_binary_fractions():
+    settings = KvSettings(
+        max_model_len=4_096, gpu_memory_bytes=80 << 30, weights_bytes=16 << 30, utilization=0.95
+    )
+    assert budget(read_layout(LLAMA_70B), settings).pool_bytes == 60 << 30
 
 
 def test_what_fits_for_so_many_sequences_at_once():

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from analysis.live import LAG_NS, SPAN_NS, Look, look
-from analysis.manifest import FILE_NAME
+from analysis.manifest import FILE_NAME, Source
 from analysis.timeline import open_session
 from tests.analysis.builder import MS, S, Service
 from tracer.simulated.load import Group
@@ -94,7 +94,9 @@ def test_the_screen_and_the_line_say_the_same(tmp_path: Path):
 def test_what_is_not_recorded_is_said(tmp_path: Path):
     found, _service = looked(tmp_path / "s", is_delayed=False)
     bare = replace(found, launches=None, devices=[], service=None, neighbours=[], n_lost=7)
-    assert "calls are not recorded" in line(bare, 0) and "lost 7" in line(bare, 0)
+    assert "no call seen yet" in line(bare, 0) and "lost 7" in line(bare, 0)
+    blind = replace(bare, missing=[Source("cuda", "unavailable", note="no bcc")])
+    assert "calls are not recorded" in line(blind, 0)
     assert line(None, 0) == "00:00 recording the first seconds"
 
 
