@@ -129,6 +129,13 @@ def _cpu_time_of(slot: SourceSlot) -> Iterator[None]:
 
 
 def _bug(error: Exception) -> str:
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "start new thread" in str(error)
+    ):
+        return (
+            "There was no room for a thread or for memory; raise the limits (ulimit -v, ulimit -u). "
+            "The recording went on without it."
+        )
     return (
         f"It failed unexpectedly ({type(error).__name__}: {error}); please report this as a "
         "defect. The recording went on without it."

@@ -22,6 +22,7 @@ from tests.tracer.fake_probes import FailsLater, FakeCalls, OpenCalls, StopsSlow
 from tracer import recorder as recorder_module
 from tracer.recorder import Recorder, stopped_by_signals
 from tracer.session import SessionWriter
+from tracer.sources import SourceSlot
 
 MS = 1_000_000
 
@@ -284,3 +285,21 @@ def test_calls_of_the_simulated_libraries_mark_the_session(tmp_path):
     record(tmp_path / "real", [RealCalls()], duration_ns=100 * MS)
     assert open_session(tmp_path / "simulated").manifest.is_simulated
     assert not open_session(tmp_path / "real").manifest.is_simulated
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("can't start new thread"), "no room for a thread"),
+        (MemoryError(), "no room for a thread or for memory"),
+        (RuntimeError("another"), "report this as a defect"),
+    ],
+)
+def test_a_shortage_is_not_called_a_defect(error, words):
+    class Fails(FakeCalls):
+        def start(self) -> None:
+            raise error
+
+    slot = SourceSlot(Fails())
+    slot.start()
+    assert slot.state == "unavailable" and words in slot.note
