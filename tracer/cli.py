@@ -154,12 +154,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = _foreign_code(error)
         if code is not None:
             return _fail(str(error), code)
-        fact = _shortage(error)
-        if fact is None:
+        shortage = _shortage(error)
+        if shortage is None:
             raise
         return _fail(
-            f"there is too little memory, or too few threads are allowed ({fact}); free memory, "
-            "or raise the limits (ulimit -v, ulimit -u), and repeat",
+            f"there is too little memory, or too few threads are allowed ({shortage}); free "
+            "memory, or raise the limits (ulimit -v, ulimit -u), and repeat",
             EXIT_OS,
         )
     return result if isinstance(result, int) else 0

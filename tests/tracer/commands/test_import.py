@@ -11,7 +11,7 @@ from analysis.timeline import open_session
 from probes.recorded import opening
 from probes.recorded.recording import Problems
 from tests.tracer.fake_probes import call_batch
-from tracer import cli, session
+from tracer import cli, segment_store, session
 from tracer.commands import import_
 
 
@@ -66,14 +66,14 @@ def test_a_recording_becomes_a_session(tmp_path, recording, capsys):
 
 
 def test_a_full_disk_is_said(tmp_path, recording, monkeypatch, capsys):
-    real = session.replace_file
+    real = segment_store.replace_file
 
     def full(path, content):
         if path.suffix == ".parquet":
             raise OSError(28, "No space left on device")
         real(path, content)
 
-    monkeypatch.setattr(session, "replace_file", full)
+    monkeypatch.setattr(segment_store, "replace_file", full)
     assert cli.run(["import", "x.db", "-o", str(tmp_path / "s")]) == 6
     assert "No space left" in capsys.readouterr().err
 
