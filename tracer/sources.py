@@ -133,7 +133,7 @@ def _bug(error: Exception) -> str:
         isinstance(error, RuntimeError) and "start new thread" in str(error)
     ):
         return (
-            "There was no room for a thread or for memory; raise the limits (ulimit -v, ulimit -u). "
+            "There was no room for a thread or for memory; raise the limits (ulimit -v, -u). "
             "The recording went on without it."
         )
     return (
