@@ -86,7 +86,8 @@ def test_the_command_as_json_and_its_exit_code(capsys):
     assert code == (0 if all(item["is_met"] for item in every) else 4)
     assert result["schema_version"] == 1
     assert set(result["can_record"]) >= {"cuda_calls_and_offcpu", "gpu", "engine"}
-    assert result["target"]["processes"][0]["pid"] == os.getpid()
+    # Children that other tests left may have lower pids.
+    assert os.getpid() in {item["pid"] for item in result["target"]["processes"]}
 
 
 def test_the_command_for_a_pid_that_is_not_there():
