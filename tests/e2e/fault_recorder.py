@@ -75,7 +75,7 @@ def main() -> int:
         print("up", flush=True)
         recorder.run()
         is_complete = recorder.finish()
-    return 0 if is_complete else 6
+    return 0 if is_complete and not writer.source().n_lost else 6
 
 
 if __name__ == "__main__":
