@@ -60,6 +60,13 @@ class SourceReport:
     details: Mapping[str, Any] | None = None
 
 
+class PidSource(Protocol):
+    """Whatever tells the processes being recorded."""
+
+    def pids(self) -> set[int]:
+        """Return the ids of the processes."""
+
+
 class ProbeError(Exception):
     """A probe cannot run here; the text says what failed and what to do."""
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from analysis.schema import ENGINE_SAMPLE, EVENT, Table
 from probes.engine.exposition import ExpositionParser
@@ -19,20 +18,13 @@ from probes.engine.fetch import Fetcher, FetchError, Page, enter_network_of, pub
 from probes.engine.reading import PageReader
 from probes.engine.search import EndpointSearch
 from probes.engine.settings import with_path
-from probes.probe import Batch, ProbeError, SourceReport, make_batch
+from probes.probe import Batch, PidSource, ProbeError, SourceReport, make_batch
 
 SECOND_NS = 1_000_000_000
 #: A failing endpoint is asked ever less often, up to this.
 _MAX_PAUSE_NS = 5 * SECOND_NS
 #: Characters of pages kept unread at most.
 _MAX_HELD_CHARACTERS = 1 << 20
-
-
-class PidSource(Protocol):
-    """Whatever tells the processes being recorded."""
-
-    def pids(self) -> set[int]:
-        """Return the ids of the processes."""
 
 
 class Scraper(threading.Thread):

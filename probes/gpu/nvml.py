@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_PROCESS, GPU_SAMPLE, Table
 from probes.clocks import ClockReaders, read_anchor
@@ -29,7 +29,7 @@ from probes.gpu.rows import (
     sample_batch,
 )
 from probes.host.proc import PROC
-from probes.probe import Batch, ProbeError, SourceReport, make_batch
+from probes.probe import Batch, PidSource, ProbeError, SourceReport, make_batch
 
 SECOND_NS = 1_000_000_000
 #: Time that starting waits for the library to tell whether it can be used at all.
@@ -38,13 +38,6 @@ _FINISH_NS = 3 * SECOND_NS // 10
 #: Abandoned children that still hang, at which no further one is started.
 _MAX_HANGING = 4
 _REMEDY = "check that 'nvidia-smi' works on this host"
-
-
-class PidSource(Protocol):
-    """Whatever tells the processes being recorded."""
-
-    def pids(self) -> set[int]:
-        """Return the ids of the processes."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from probes.host.cgroup import cgroups_of, find_mounts, sample_cgroups
 from probes.host.cpus import SYS, IdleStates
 from probes.host.held import ReadFile
 from probes.host.pressure import read_pressure
-from probes.host.process import PidSource
+from probes.probe import PidSource
 
 _NS_PER_TICK = SECOND_NS // proc.TICKS_PER_SECOND
 #: Lines of meminfo and vmstat that are read; picking them costs a fifth of splitting all.

@@ -6,26 +6,20 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from analysis.schema import PROCESS_SAMPLE
 from probes.host import proc
 from probes.host.buffer import SECOND_NS, BeatProbe
 from probes.host.containers import ContainerNames
 from probes.host.cpus import SYS, numa_nodes, parse_list
+from probes.probe import PidSource
 
 #: Lines of ``status`` that are kept.
 _KEPT = (b"VmRSS", b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap", b"Cpus_allowed_list")
 #: How often memory by kind, affinity, files and I/O are read; they are null in between.
 _SLOW_NS = 9 * SECOND_NS // 10
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-class PidSource(Protocol):
-    """Whatever tells the processes being recorded."""
-
-    def pids(self) -> set[int]:
-        """Return the ids of the processes."""
 
 
 class ProcessProbe(BeatProbe):

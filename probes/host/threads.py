@@ -18,8 +18,7 @@ from typing import Any
 from analysis.schema import THREAD_SECOND
 from probes.host import proc
 from probes.host.buffer import SECOND_NS, BeatProbe
-from probes.host.process import PidSource
-from probes.probe import ProbeError
+from probes.probe import PidSource, ProbeError
 
 _SWITCHES = b"\nvoluntary_ctxt_switches:"
 _SWEEP_NS = SECOND_NS

@@ -11,26 +11,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from analysis.schema import MPS_CLIENT, Table
 from probes.gpu.contexts import ContextBoard, DeviceContexts
 from probes.host import proc
 from probes.mps.audit import MpsClient, audit
 from probes.mps.daemon import DaemonFinder
-from probes.probe import Batch, SourceReport, make_batch
+from probes.probe import Batch, PidSource, SourceReport, make_batch
 
 SECOND_NS = 1_000_000_000
 #: Lists older than this are not used again: the driver does not answer.
 _STALE_NS = 5 * SECOND_NS
 _LOOK_NS = SECOND_NS
-
-
-class PidSource(Protocol):
-    """Whatever tells the processes being recorded."""
-
-    def pids(self) -> set[int]:
-        """Return the ids of the processes."""
 
 
 class MpsProbe:
