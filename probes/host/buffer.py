@@ -1,13 +1,15 @@
-"""What the samplers of /proc have in common: a beat, files held open, rows kept back.
+"""What the samplers of /proc have in common: a beat, files held open, readings kept back.
 
-Rows are kept back until a batch is worth its making: one row costs as much as fifty.
+A sample takes readings (what the files say, unread), and nothing else. They are made into rows in
+bulk, when a batch is worth its making: one after the other they cost a fraction of what each costs
+alone after a pause, and one row costs as much as fifty.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from analysis.schema import Table
 from probes.host.held import HeldFiles
@@ -22,46 +24,61 @@ MAX_SHARE = 0.03
 SLOWEST_NS = 10 * SECOND_NS
 
 
-class RowBuffer:
-    """Collects rows of one table and hands them over in bulk.
+#: What one sample takes of one thing.
+Reading = TypeVar("Reading")
+#: Columns of one row by name; those that are absent are null.
+Row = Mapping[str, Any]
+
+
+class ReadingBuffer(Generic[Reading]):
+    """Collects readings of one table and hands them over in bulk.
 
     Args:
         table: Declaration of the table.
-        hold_ns: Longest time that a row is kept back.
+        hold_ns: Longest time that a reading is kept back.
+        to_rows: Makes rows of readings.
     """
 
-    def __init__(self, table: Table, hold_ns: int) -> None:
+    def __init__(
+        self, table: Table, hold_ns: int, to_rows: Callable[[Sequence[Reading]], Sequence[Row]]
+    ) -> None:
         self.n_rows = 0
         self._table = table
         self._hold_ns = hold_ns
-        self._rows: list[Mapping[str, Any]] = []
+        self._to_rows = to_rows
+        self._readings: list[Reading] = []
         self._since_ns = 0
 
-    def add(self, rows: Iterable[Mapping[str, Any]], now_ns: int) -> None:
-        """Keep rows, each a dict by column; columns that are absent are null."""
-        if not self._rows:
+    def add(self, readings: Iterable[Reading], now_ns: int) -> None:
+        """Keep the readings of a sample."""
+        if not self._readings:
             self._since_ns = now_ns
-        self._rows.extend(rows)
+        self._readings.extend(readings)
 
-    def take(self, now_ns: int, is_last: bool = False) -> list[Batch]:
-        """Return a batch when the oldest row was kept long enough, or at the end; else nothing."""
-        if not self._rows or (now_ns - self._since_ns < self._hold_ns and not is_last):
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether the oldest reading was kept long enough."""
+        return bool(self._readings) and now_ns - self._since_ns >= self._hold_ns
+
+    def take(self) -> list[Batch]:
+        """Return the rows of all readings that are kept."""
+        readings, self._readings = self._readings, []
+        rows = self._to_rows(readings)
+        if not rows:
             return []
-        rows, self._rows = self._rows, []
         columns = {name: [row.get(name) for row in rows] for name in self._table.column_names}
         self.n_rows += len(rows)
         return [make_batch(self._table, columns)]
 
 
-class BeatProbe:
+class BeatProbe(Generic[Reading]):
     """A probe that samples one table on a beat, in the recorder's own thread.
 
     Args:
         name: The probe's name.
         table: The table that it fills.
         interval_ns: Time between two samples.
-        hold_ns: Longest time that rows are kept back, to hand them over in bulk; samples that are
-            at least so far apart are handed over at once.
+        hold_ns: Longest time that readings are kept back, to be read in bulk; samples that are at
+            least so far apart are handed over at once.
         clock: CLOCK_MONOTONIC in ns.
     """
 
@@ -79,9 +96,13 @@ class BeatProbe:
         self._clock = clock
         self._interval_ns = interval_ns
         self._pacer = Pacer(interval_ns)
-        self._buffer = RowBuffer(table, hold_ns if interval_ns < hold_ns else 0)
+        held_ns = hold_ns if interval_ns < hold_ns else 0
+        self._buffer = ReadingBuffer(table, held_ns, self.to_rows)
         self._files = HeldFiles()
         self._cost_ns = 0
+        self._n_samples = 0
+        #: What making rows of one sample cost the last time.
+        self._rows_ns = 0
 
     def start(self) -> None:
         """Begin observing; the first drain samples."""
@@ -90,14 +111,13 @@ class BeatProbe:
         """Sample when it is time, and return the rows that were kept long enough."""
         if self._pacer.is_due(now_ns):
             self._take_sample(now_ns)
-        return self._buffer.take(now_ns)
+        return self._make_rows() if self._buffer.is_due(now_ns) else []
 
     def stop(self) -> Iterable[Batch]:
         """Take a last sample and return all that is left."""
-        now_ns = self._clock()
-        self._take_sample(now_ns)
+        self._take_sample(self._clock())
         self._files.close()
-        return self._buffer.take(now_ns, is_last=True)
+        return self._make_rows()
 
     def report(self) -> SourceReport:
         """Return what was sampled, at what CPU time, and at which interval."""
@@ -108,20 +128,34 @@ class BeatProbe:
         details = {"interval_ns": interval_ns}
         return SourceReport(self.name, self._buffer.n_rows, 0, self._cost_ns, note, details)
 
-    def sample(self, now_ns: int) -> list[dict[str, Any]]:
-        """Return the rows of one sample, each a dict by column.
+    def sample(self, now_ns: int) -> Sequence[Reading]:
+        """Return the readings of one sample.
 
         Args:
             now_ns: The time of the drain.
         """
         raise NotImplementedError
 
+    def to_rows(self, readings: Sequence[Reading]) -> Sequence[Row]:
+        """Return the rows of all readings since the last call, in order."""
+        raise NotImplementedError
+
     def _take_sample(self, now_ns: int) -> None:
         begin = time.thread_time_ns()
         self._buffer.add(self.sample(now_ns), now_ns)
+        self._n_samples += 1
         spent_ns = time.thread_time_ns() - begin
         self._cost_ns += spent_ns
-        self._pace(spent_ns)
+        self._pace(spent_ns + self._rows_ns)
+
+    def _make_rows(self) -> list[Batch]:
+        begin = time.thread_time_ns()
+        batches = self._buffer.take()
+        spent_ns = time.thread_time_ns() - begin
+        self._cost_ns += spent_ns
+        self._rows_ns = spent_ns // max(self._n_samples, 1)
+        self._n_samples = 0
+        return batches
 
     def _pace(self, spent_ns: int) -> None:
         """Sample less often when a sample costs too much, and more often again when it does not."""

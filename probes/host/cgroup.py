@@ -7,6 +7,7 @@ process's own cgroup up to the root and takes every ancestor that limits CPU or 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,8 +81,8 @@ def cgroups_of(
 
 
 def sample_cgroups(
-    wanted: set[tuple[str, str]],
-    mounts: list[CgroupMount],
+    wanted: Set[tuple[str, str]],
+    mounts: Sequence[CgroupMount],
     read: ReadFile = read_bytes,
     with_memory_stat: bool = True,
 ) -> dict[str, dict[str, int]]:

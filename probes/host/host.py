@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.schema import HOST_SAMPLE
 from probes.host import proc
-from probes.host.buffer import SECOND_NS, BeatProbe
-from probes.host.cgroup import cgroups_of, find_mounts, sample_cgroups
+from probes.host.buffer import SECOND_NS, BeatProbe, Row
+from probes.host.cgroup import CgroupMount, cgroups_of, find_mounts, sample_cgroups
 from probes.host.cpus import SYS, IdleStates
 from probes.host.held import ReadFile
 from probes.host.pressure import read_pressure
@@ -29,7 +29,21 @@ _IDLE_NS = 10 * SECOND_NS
 _MOUNTS_NS = 60 * SECOND_NS
 
 
-class HostProbe(BeatProbe):
+class _Reading(NamedTuple):
+    """What the files of the host and of cgroups said at one time, by path.
+
+    ``is_slow``: also what is read about once a second; ``idle``: columns about idle states.
+    """
+
+    time_ns: int
+    is_slow: bool
+    cgroups: frozenset[tuple[str, str]]
+    mounts: list[CgroupMount]
+    files: Mapping[str, bytes | None]
+    idle: Mapping[str, int]
+
+
+class HostProbe(BeatProbe[_Reading]):
     """Samples the host, and each cgroup of the targets that limits them.
 
     Args:
@@ -62,14 +76,17 @@ class HostProbe(BeatProbe):
         self._idle_states = IdleStates(system)
         self._idle_due_ns = 0
         self._pids: set[int] = set()
-        self._cgroups: set[tuple[str, str]] = set()
+        self._cgroups: frozenset[tuple[str, str]] = frozenset()
+        #: Paths of what is read at each sample, and about once a second.
+        self._paths: dict[bool, tuple[str, ...]] = {}
 
-    def sample(self, now_ns: int) -> list[dict[str, Any]]:
-        """Return a row for the host, and one for each cgroup that limits the targets."""
+    def sample(self, now_ns: int) -> list[_Reading]:
+        """Return a reading of the host and of each cgroup of the targets."""
         time_ns = self._clock()
         if time_ns >= self._mounts_due_ns:
             self._mounts = find_mounts(self._root, self._filesystem)
             self._mounts_due_ns = time_ns + _MOUNTS_NS
+            self._paths = {}
         is_slow = self._second_ns is None or time_ns - self._second_ns >= _SLOW_NS
         if is_slow:
             self._second_ns = time_ns
@@ -77,14 +94,38 @@ class HostProbe(BeatProbe):
         read = self._files.read
         pids = self._targets.pids()
         if is_slow or pids != self._pids:
-            self._pids, self._cgroups = pids, cgroups_of(pids, self._root, read)
-        groups = sample_cgroups(self._cgroups, self._mounts, read, is_slow)
-        host = read_host(self._root, read, is_slow)
+            self._pids, cgroups = pids, frozenset(cgroups_of(pids, self._root, read))
+            if cgroups != self._cgroups:
+                self._cgroups, self._paths = cgroups, {}
+        if is_slow not in self._paths:
+            self._paths[is_slow] = self._paths_of(is_slow)
+        files = {path: read(path) for path in self._paths[is_slow]}
+        idle: dict[str, int] = {}
         if time_ns >= self._idle_due_ns:
             self._idle_due_ns = time_ns + _IDLE_NS
-            host.update(self._idle_states.sample())
-        scopes: dict[str, Mapping[str, Any]] = {"host": host, **groups}
-        return [{"time_ns": time_ns, "scope": name, **row} for name, row in scopes.items()]
+            idle = self._idle_states.sample()
+        return [_Reading(time_ns, is_slow, self._cgroups, self._mounts, files, idle)]
+
+    def to_rows(self, readings: Sequence[_Reading]) -> list[Row]:
+        """Return for each reading a row for the host, and one for each cgroup that limits."""
+        rows: list[Row] = []
+        for time_ns, is_slow, cgroups, mounts, files, idle in readings:
+            groups = sample_cgroups(cgroups, mounts, files.get, is_slow)
+            host = {**read_host(self._root, files.get, is_slow), **idle}
+            scopes: dict[str, Mapping[str, Any]] = {"host": host, **groups}
+            rows.extend({"time_ns": time_ns, "scope": name, **row} for name, row in scopes.items())
+        return rows
+
+    def _paths_of(self, is_slow: bool) -> tuple[str, ...]:
+        """Paths of all files that the rows are made from."""
+        paths: dict[str, None] = {}
+
+        def note(path: str) -> None:
+            paths[path] = None
+
+        read_host(self._root, note, is_slow)
+        sample_cgroups(self._cgroups, self._mounts, note, is_slow)
+        return tuple(paths)
 
 
 def read_host(

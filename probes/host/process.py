@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.schema import PROCESS_SAMPLE
 from probes.host import proc
-from probes.host.buffer import SECOND_NS, BeatProbe
+from probes.host.buffer import SECOND_NS, BeatProbe, Row
 from probes.host.containers import ContainerNames
 from probes.host.cpus import SYS, numa_nodes, parse_list
 from probes.probe import PidSource
@@ -22,7 +23,35 @@ _SLOW_NS = 9 * SECOND_NS // 10
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class ProcessProbe(BeatProbe):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Process:
+    """One process, told apart from an earlier one of the same id by its start."""
+
+    start_ticks: int
+    cgroups: dict[str, str]
+    container: str | None
+
+
+class _Slow(NamedTuple):
+    """What costs the most to ask: the files ``status`` and ``io``, and the number of files."""
+
+    status: bytes
+    io: bytes | None
+    n_fds: int | None
+
+
+class _Reading(NamedTuple):
+    """What the files of a process said at one time; ``statm`` is read where ``slow`` is not."""
+
+    time_ns: int
+    pid: int
+    process: _Process
+    stat: bytes
+    statm: bytes | None
+    slow: _Slow | None
+
+
+class ProcessProbe(BeatProbe[_Reading]):
     """Samples every target process.
 
     Args:
@@ -48,80 +77,108 @@ class ProcessProbe(BeatProbe):
         super().__init__("process", PROCESS_SAMPLE, interval_ns, hold_ns, clock)
         self._targets = targets
         self._root = root
-        self._cgroups: dict[tuple[int, int], dict[str, str]] = {}
+        self._processes: dict[int, _Process] = {}
         self._names = ContainerNames(filesystem, clock)
         self._nodes = numa_nodes(system)
         self._slow_ns: int | None = None
 
-    def sample(self, now_ns: int) -> list[dict[str, Any]]:
-        """Return a row for each target process."""
-        rows = []
-        cgroups: dict[tuple[int, int], dict[str, str]] = {}
+    def sample(self, now_ns: int) -> list[_Reading]:
+        """Return a reading of each target process."""
+        readings: list[_Reading] = []
         is_slow = self._slow_ns is None or now_ns - self._slow_ns >= _SLOW_NS
         if is_slow:
             self._slow_ns = now_ns
-        for pid in sorted(self._targets.pids()):
-            row = self._read(pid, cgroups, is_slow)
-            if row is not None:
-                rows.append(row)
-        self._cgroups = cgroups
+        pids = self._targets.pids()
+        for pid in sorted(pids):
+            reading = self._read(pid, is_slow)
+            if reading is not None:
+                readings.append(reading)
         if is_slow:
             self._files.sweep()
-        return rows
+            self._processes = {pid: item for pid, item in self._processes.items() if pid in pids}
+        return readings
 
-    def _read(
-        self, pid: int, known: dict[tuple[int, int], dict[str, str]], is_slow: bool
-    ) -> dict[str, Any] | None:
-        """Columns of one process; None when it has ended."""
+    def _read(self, pid: int, is_slow: bool) -> _Reading | None:
+        """Read the files of one process; None when it has ended."""
         time_ns = self._clock()
         read = self._files.read
         folder = f"{self._root}/{pid}"
-        stat = proc.parse_stat(read(f"{folder}/stat") or b"")
+        stat = read(f"{folder}/stat")
+        if not stat:
+            return None
+        process = self._processes.get(pid)
+        if process is None or is_slow:
+            process = self._identify(pid, stat)
+            if process is None:
+                return None
+        if not is_slow:
+            return _Reading(time_ns, pid, process, stat, read(f"{folder}/statm"), None)
+        status = read(f"{folder}/status")
+        if status is None:
+            return None
+        slow = _Slow(status, read(f"{folder}/io"), _n_fds(pid, self._root))
+        return _Reading(time_ns, pid, process, stat, None, slow)
+
+    def _identify(self, pid: int, data: bytes) -> _Process | None:
+        """The process that a ``stat`` file is of, known or new; None when it has ended."""
+        stat = proc.parse_stat(data)
         if stat is None or stat.is_dead:
             return None
-        slow = self._read_slow(pid, folder) if is_slow else _resident(read(f"{folder}/statm"))
-        if slow is None:
-            return None
-        key = (pid, stat.start_ticks)
-        cgroups = self._cgroups.get(key)
-        if cgroups is None:
+        process = self._processes.get(pid)
+        if process is None or process.start_ticks != stat.start_ticks:
             cgroups = proc.read_cgroups(pid, self._root)
-        known[key] = cgroups
-        return {
-            "time_ns": time_ns,
-            "pid": pid,
-            "name": stat.name,
-            "cpu_user_ns": stat.cpu_user_ns,
-            "cpu_system_ns": stat.cpu_system_ns,
-            "n_threads": stat.n_threads,
-            "n_minor_faults": stat.n_minor_faults,
-            "n_major_faults": stat.n_major_faults,
-            "numa_node": None if stat.last_cpu is None else self._nodes.get(stat.last_cpu),
-            "container": proc.container_id(cgroups),
-            "container_name": self._names.name(cgroups),
-            **slow,
-        }
+            process = _Process(stat.start_ticks, cgroups, proc.container_id(cgroups))
+            self._processes[pid] = process
+        return process
 
-    def _read_slow(self, pid: int, folder: str) -> dict[str, Any] | None:
-        """Columns that cost the most: memory by kind, affinity, files and I/O; None when gone."""
-        data = self._files.read(f"{folder}/status")
-        if data is None:
-            return None
-        status = {name: _line(data, name) for name in _KEPT}
-        read_bytes, write_bytes = _io(self._files.read(f"{folder}/io"))
-        cpus = (status[b"Cpus_allowed_list"] or b"").decode("ascii", "replace") or None
-        return {
-            "rss_bytes": _kilobytes(status[b"VmRSS"]),
-            "rss_anon_bytes": _kilobytes(status[b"RssAnon"]),
-            "rss_file_bytes": _kilobytes(status[b"RssFile"]),
-            "rss_shmem_bytes": _kilobytes(status[b"RssShmem"]),
-            "swap_bytes": _kilobytes(status[b"VmSwap"]),
-            "n_fds": _n_fds(pid, self._root),
-            "read_bytes": read_bytes,
-            "write_bytes": write_bytes,
-            "n_cpus_allowed": len(parse_list(cpus)) or None,
-            "cpus_allowed": cpus,
-        }
+    def to_rows(self, readings: Sequence[_Reading]) -> list[Row]:
+        """Return a row for each reading of a process that had not ended."""
+        rows: list[Row] = []
+        names: dict[_Process, str | None] = {}
+        for reading in readings:
+            process = reading.process
+            if process not in names:
+                names[process] = self._names.name(process.cgroups)
+            stat = proc.parse_stat(reading.stat)
+            memory = _resident(reading.statm) if reading.slow is None else _slow(reading.slow)
+            if stat is None or stat.is_dead or memory is None:
+                continue
+            rows.append(
+                {
+                    "time_ns": reading.time_ns,
+                    "pid": reading.pid,
+                    "name": stat.name,
+                    "cpu_user_ns": stat.cpu_user_ns,
+                    "cpu_system_ns": stat.cpu_system_ns,
+                    "n_threads": stat.n_threads,
+                    "n_minor_faults": stat.n_minor_faults,
+                    "n_major_faults": stat.n_major_faults,
+                    "numa_node": None if stat.last_cpu is None else self._nodes.get(stat.last_cpu),
+                    "container": process.container,
+                    "container_name": names[process],
+                    **memory,
+                }
+            )
+        return rows
+
+
+def _slow(slow: _Slow) -> dict[str, Any]:
+    """Columns that cost the most: memory by kind, affinity, files and I/O."""
+    status = {name: _line(slow.status, name) for name in _KEPT}
+    read_bytes, write_bytes = _io(slow.io)
+    cpus = (status[b"Cpus_allowed_list"] or b"").decode("ascii", "replace") or None
+    return {
+        "rss_bytes": _kilobytes(status[b"VmRSS"]),
+        "rss_anon_bytes": _kilobytes(status[b"RssAnon"]),
+        "rss_file_bytes": _kilobytes(status[b"RssFile"]),
+        "rss_shmem_bytes": _kilobytes(status[b"RssShmem"]),
+        "swap_bytes": _kilobytes(status[b"VmSwap"]),
+        "n_fds": slow.n_fds,
+        "read_bytes": read_bytes,
+        "write_bytes": write_bytes,
+        "n_cpus_allowed": len(parse_list(cpus)) or None,
+        "cpus_allowed": cpus,
+    }
 
 
 def _resident(data: bytes | None) -> dict[str, Any] | None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from analysis.schema import THREAD_SECOND
 from probes.host import proc
-from probes.host.buffer import SECOND_NS, BeatProbe
+from probes.host.buffer import SECOND_NS, BeatProbe, Row
 from probes.probe import PidSource, ProbeError
 
 _SWITCHES = b"\nvoluntary_ctxt_switches:"
@@ -29,25 +29,49 @@ _MIGRATIONS = re.compile(rb"^se\.nr_migrations\s*:\s*(\d+)", re.MULTILINE)
 _UNSETTLED = ("R", "D", None)
 
 
-@dataclass
-class _Thread:
-    """Last counters of one thread.
-
-    ``time_ns`` is when its times were read, ``looked_ns`` when the rest was.
-    """
+class _Counters(NamedTuple):
+    """Counters of a thread at one time; what is null was not told."""
 
     time_ns: int
     running_ns: int
     waiting_ns: int
-    looked_ns: int = 0
-    name: str | None = None
-    state: str | None = None
     n_voluntary: int | None = None
     n_involuntary: int | None = None
     n_migrations: int | None = None
 
 
-class ThreadProbe(BeatProbe):
+@dataclass(slots=True, eq=False)
+class _Thread:
+    """One thread: its files, and what was told last."""
+
+    pid: int
+    tid: int
+    folder: str
+    times: str
+    #: When name, state and switches were looked up last; None: not yet, or of another thread.
+    looked_ns: int | None = None
+    last: _Counters | None = None
+    name: str | None = None
+    state: str | None = None
+
+
+class _Reading(NamedTuple):
+    """What the files of a thread said at one time.
+
+    ``status`` is None when it was not looked at; ``birth`` are the counters that the first reading
+    of a thread is to be counted from.
+    """
+
+    thread: _Thread
+    time_ns: int
+    times: bytes
+    is_launcher: bool | None
+    status: bytes | None
+    sched: bytes | None
+    birth: _Counters | None
+
+
+class ThreadProbe(BeatProbe[_Reading]):
     """Samples every thread of the target processes.
 
     Args:
@@ -74,7 +98,7 @@ class ThreadProbe(BeatProbe):
         self._is_launcher = is_launcher
         self._threads: dict[tuple[int, int], _Thread] = {}
         self._looked_ns: int | None = None
-        self._tids: dict[int, tuple[int, list[int]]] = {}
+        self._lists: dict[int, tuple[int, list[_Thread]]] = {}
         self._sweep_due_ns = 0
 
     def start(self) -> None:
@@ -83,7 +107,7 @@ class ThreadProbe(BeatProbe):
         Raises:
             ProbeError: the kernel keeps no scheduling times.
         """
-        if self._schedstat(f"{self._root}/self") is None:
+        if _times(self._files.read(f"{self._root}/self/schedstat")) is None:
             raise ProbeError(
                 "the kernel has no /proc/PID/schedstat, so the running time of threads is not "
                 "known; use a kernel built with CONFIG_SCHED_INFO"
@@ -91,135 +115,156 @@ class ThreadProbe(BeatProbe):
         self._take_sample(self._clock())
         self._pacer.begin(self._clock())
 
-    def sample(self, now_ns: int) -> list[dict[str, Any]]:
-        """Return a row for each thread whose interval's begin is known."""
-        rows: list[dict[str, Any]] = []
-        threads: dict[tuple[int, int], _Thread] = {}
+    def sample(self, now_ns: int) -> list[_Reading]:
+        """Return a reading of each thread."""
+        readings: list[_Reading] = []
         looked_ns = self._clock()
         for pid in sorted(self._targets.pids()):
-            for tid in self._list_tids(pid):
-                if not self._read(pid, tid, threads, rows):
-                    self._tids.pop(pid, None)
-        self._threads = threads
+            for thread in self._list(pid):
+                times = self._files.read(thread.times)
+                if times:
+                    readings.append(self._read(thread, times))
+                else:
+                    self._threads.pop((pid, thread.tid), None)
+                    self._lists.pop(pid, None)
         if now_ns >= self._sweep_due_ns:
             self._sweep_due_ns = now_ns + _SWEEP_NS
             self._files.sweep()
-            self._tids.clear()
+            self._lists.clear()
+            seen = {(reading.thread.pid, reading.thread.tid) for reading in readings}
+            self._threads = {key: self._threads[key] for key in seen}
         self._looked_ns = looked_ns
+        return readings
+
+    def _read(self, thread: _Thread, times: bytes) -> _Reading:
+        """Look at what else is to be told of a thread now."""
+        time_ns = self._clock()
+        is_launcher = self._is_launcher(thread.pid, thread.tid) if self._is_launcher else None
+        looked_ns = thread.looked_ns
+        if looked_ns is not None and not is_launcher and time_ns - looked_ns < _LOOK_NS:
+            return _Reading(thread, time_ns, times, is_launcher, None, None, None)
+        thread.looked_ns = time_ns
+        status = self._files.read(f"{thread.folder}/status") or b""
+        sched = self._files.read(f"{thread.folder}/sched") if is_launcher else None
+        birth = self._born(thread, time_ns, sched) if looked_ns is None else None
+        return _Reading(thread, time_ns, times, is_launcher, status, sched, birth)
+
+    def to_rows(self, readings: Sequence[_Reading]) -> list[Row]:
+        """Return a row for each reading whose interval's begin is known."""
+        rows: list[Row] = []
+        for reading in readings:
+            times = _times(reading.times)
+            row = None if times is None else _row(reading, *times)
+            if row is not None:
+                rows.append(row)
         return rows
 
-    def _read(
-        self,
-        pid: int,
-        tid: int,
-        threads: dict[tuple[int, int], _Thread],
-        rows: list[dict[str, Any]],
-    ) -> bool:
-        """Read one thread, and add its row when the interval's begin is known; False: gone."""
-        folder = f"{self._root}/{pid}/task/{tid}"
-        times = self._schedstat(folder)
-        time_ns = self._clock()
-        if times is None:
-            return False
-        running_ns, waiting_ns = times
-        old = self._threads.get((pid, tid))
-        if old is not None and running_ns < old.running_ns:
-            old = None
-        now = _Thread(time_ns, running_ns, waiting_ns)
-        threads[pid, tid] = now
-        is_launcher = self._is_launcher(pid, tid) if self._is_launcher else None
-        if old is None:
-            self._identify(folder, now, bool(is_launcher))
-            old = self._born(pid, tid, now)
-            if old is None:
-                return True
-        elif is_launcher or time_ns - old.looked_ns >= _LOOK_NS:
-            self._identify(folder, now, bool(is_launcher))
-        else:
-            now.name, now.n_migrations, now.looked_ns = old.name, old.n_migrations, old.looked_ns
-            now.n_voluntary, now.n_involuntary = old.n_voluntary, old.n_involuntary
-            if running_ns == old.running_ns and old.state not in _UNSETTLED:
-                now.state = old.state
-        is_told = now.looked_ns == now.time_ns or now.state is not None
-        duration = now.time_ns - old.time_ns
-        if duration <= 0:
-            return True
-        running = min(running_ns - old.running_ns, duration)
-        waiting = min(max(waiting_ns - old.waiting_ns, 0), duration - running)
-        rows.append(
-            {
-                "start_ns": old.time_ns,
-                "duration_ns": duration,
-                "pid": pid,
-                "tid": tid,
-                "name": now.name,
-                "running_ns": running,
-                "waiting_ns": waiting,
-                "sleeping_ns": duration - running - waiting,
-                "n_voluntary_switches": _change(now.n_voluntary, old.n_voluntary, is_told),
-                "n_involuntary_switches": _change(now.n_involuntary, old.n_involuntary, is_told),
-                "n_migrations": _change(now.n_migrations, old.n_migrations, is_told),
-                "state": now.state,
-                "is_launcher": is_launcher,
-            }
-        )
-        return True
-
-    def _list_tids(self, pid: int) -> list[int]:
+    def _list(self, pid: int) -> list[_Thread]:
         """Threads of a process; looked up again when their number changed or one had ended."""
         try:
             n_links = os.stat(f"{self._root}/{pid}/task").st_nlink  # noqa: PTH116 - twice as fast
         except OSError:
             return []
-        known = self._tids.get(pid)
+        known = self._lists.get(pid)
         if known is None or known[0] != n_links:
-            known = (n_links, proc.list_tids(pid, self._root))
-            self._tids[pid] = known
+            threads = [self._thread(pid, tid) for tid in proc.list_tids(pid, self._root)]
+            known = (n_links, threads)
+            self._lists[pid] = known
         return known[1]
 
-    def _schedstat(self, folder: str) -> tuple[int, int] | None:
-        """Running and waiting time in ns since the thread's start; None when it is gone."""
-        words = (self._files.read(f"{folder}/schedstat") or b"").split()
-        try:
-            return int(words[0]), int(words[1])
-        except (ValueError, IndexError):
-            return None
+    def _thread(self, pid: int, tid: int) -> _Thread:
+        """The thread of these ids, known or new."""
+        thread = self._threads.get((pid, tid))
+        if thread is None:
+            folder = f"{self._root}/{pid}/task/{tid}"
+            thread = _Thread(pid, tid, folder, f"{folder}/schedstat")
+            self._threads[pid, tid] = thread
+        return thread
 
-    def _born(self, pid: int, tid: int, now: _Thread) -> _Thread | None:
+    def _born(self, thread: _Thread, time_ns: int, sched: bytes | None) -> _Counters | None:
         """Zeroed counters at the birth of a thread that began since the last look, else None."""
         if self._looked_ns is None:
             return None
-        stat = proc.read_stat(pid, self._root, tid)
+        stat = proc.read_stat(thread.pid, self._root, thread.tid)
         if stat is None:
             return None
         start_ns = proc.start_time_ns(stat.start_ticks, proc.boottime_offset_ns())
         tick_ns = SECOND_NS // proc.TICKS_PER_SECOND
-        if start_ns + tick_ns < self._looked_ns or start_ns >= now.time_ns:
+        if start_ns + tick_ns < self._looked_ns or start_ns >= time_ns:
             return None
-        return _Thread(
-            time_ns=max(start_ns, self._looked_ns),
-            looked_ns=now.looked_ns,
-            running_ns=0,
-            waiting_ns=0,
-            n_voluntary=0,
-            n_involuntary=0,
-            n_migrations=0 if now.n_migrations is not None else None,
-        )
+        n_migrations = None if sched is None else 0
+        return _Counters(max(start_ns, self._looked_ns), 0, 0, 0, 0, n_migrations)
 
-    def _identify(self, folder: str, thread: _Thread, is_launcher: bool) -> None:
-        """Fill in name, state and switches, and the migrations of a thread that launches."""
-        thread.looked_ns = thread.time_ns
-        data = self._files.read(f"{folder}/status") or b""
-        state = data.find(b"\nState:\t")
-        if data.startswith(b"Name:\t") and state > 0:
-            thread.name = data[6 : data.index(b"\n")].decode("utf-8", "replace")
-            thread.state = data[state + 8 : state + 9].decode("ascii", "replace")
-        words = data[data.rfind(_SWITCHES) + 1 :].split()
-        if len(words) >= 4 and words[1].isdigit() and words[3].isdigit():
-            thread.n_voluntary, thread.n_involuntary = int(words[1]), int(words[3])
-        if is_launcher:
-            migrations = _MIGRATIONS.search(self._files.read(f"{folder}/sched") or b"")
-            thread.n_migrations = int(migrations[1]) if migrations else None
+
+def _times(data: bytes | None) -> tuple[int, int] | None:
+    """Running and waiting time in ns since a thread's start, of ``schedstat``; None for others."""
+    words = (data or b"").split()
+    try:
+        return int(words[0]), int(words[1])
+    except (ValueError, IndexError):
+        return None
+
+
+def _row(reading: _Reading, running_ns: int, waiting_ns: int) -> Row | None:
+    """Take over a reading, and return its row; None when the interval's begin is not known."""
+    thread, old = reading.thread, reading.thread.last
+    if old is not None and running_ns < old.running_ns:
+        old = None  # another thread of the same id
+        if reading.status is None:
+            thread.name = thread.state = thread.looked_ns = None
+    counted = _counted(reading, old, old is not None and running_ns == old.running_ns)
+    now = _Counters(reading.time_ns, running_ns, waiting_ns, *counted)
+    thread.last = now
+    begin = old or reading.birth
+    if begin is None or now.time_ns <= begin.time_ns:
+        return None
+    duration = now.time_ns - begin.time_ns
+    running = min(running_ns - begin.running_ns, duration)
+    waiting = min(max(waiting_ns - begin.waiting_ns, 0), duration - running)
+    is_told = reading.status is not None or thread.state is not None
+    return {
+        "start_ns": begin.time_ns,
+        "duration_ns": duration,
+        "pid": thread.pid,
+        "tid": thread.tid,
+        "name": thread.name,
+        "running_ns": running,
+        "waiting_ns": waiting,
+        "sleeping_ns": duration - running - waiting,
+        "n_voluntary_switches": _change(now.n_voluntary, begin.n_voluntary, is_told),
+        "n_involuntary_switches": _change(now.n_involuntary, begin.n_involuntary, is_told),
+        "n_migrations": _change(now.n_migrations, begin.n_migrations, is_told),
+        "state": thread.state,
+        "is_launcher": reading.is_launcher,
+    }
+
+
+def _counted(
+    reading: _Reading, old: _Counters | None, is_still: bool
+) -> tuple[int | None, int | None, int | None]:
+    """Take over name and state, and return the switches of both kinds and the migrations.
+
+    Args:
+        reading: What was read.
+        old: The counters before.
+        is_still: Whether the thread did not run since.
+    """
+    thread, data = reading.thread, reading.status
+    if data is None:
+        if not is_still or thread.state in _UNSETTLED:
+            thread.state = None
+        return (None, None, None) if old is None else old[3:]
+    thread.name = thread.state = None
+    state = data.find(b"\nState:\t")
+    if data.startswith(b"Name:\t") and state > 0:
+        thread.name = data[6 : data.index(b"\n")].decode("utf-8", "replace")
+        thread.state = data[state + 8 : state + 9].decode("ascii", "replace")
+    n_voluntary = n_involuntary = None
+    words = data[data.rfind(_SWITCHES) + 1 :].split()
+    if len(words) >= 4 and words[1].isdigit() and words[3].isdigit():
+        n_voluntary, n_involuntary = int(words[1]), int(words[3])
+    migrations = _MIGRATIONS.search(reading.sched or b"")
+    return n_voluntary, n_involuntary, int(migrations[1]) if migrations else None
 
 
 def _change(now: int | None, old: int | None, is_told: bool) -> int | None:

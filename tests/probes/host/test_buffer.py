@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from analysis.schema import HOST_SAMPLE
 from probes.host import buffer
-from probes.host.buffer import BeatProbe, RowBuffer
+from probes.host.buffer import BeatProbe, ReadingBuffer, Row
 
 TENTH = 10**8
 
 
-class Costly(BeatProbe):
+class Costly(BeatProbe[int]):
     """Its samples take as much CPU time as it is told."""
 
     def __init__(self) -> None:
@@ -21,12 +21,15 @@ class Costly(BeatProbe):
         self.cost_ns = 0
         self.times: list[int] = []
 
-    def sample(self, now_ns: int) -> list[dict[str, Any]]:
+    def sample(self, now_ns: int) -> list[int]:
         self.times.append(now_ns)
         end = time.thread_time_ns() + self.cost_ns
         while time.thread_time_ns() < end:
             pass
-        return [{"time_ns": now_ns, "scope": "host"}]
+        return [now_ns]
+
+    def to_rows(self, readings: Sequence[int]) -> list[Row]:
+        return [{"time_ns": now_ns, "scope": "host"} for now_ns in readings]
 
     def run(self, n_beats: int) -> int:
         """Drain on the beat and return how many samples it took."""
@@ -65,12 +68,21 @@ def test_the_last_sample_is_taken_at_the_stop_whatever_the_beat() -> None:
     assert len(probe.times) == 2
 
 
-def test_rows_are_kept_back_as_long_as_told() -> None:
-    rows = RowBuffer(HOST_SAMPLE, hold_ns=100)
-    rows.add([{"time_ns": 1, "scope": "host"}], 1000)
-    assert rows.take(1050) == []
-    rows.add([{"time_ns": 2, "scope": "host"}], 1060)
-    [batch] = rows.take(1100)
+def test_readings_are_kept_back_as_long_as_told_and_made_into_rows_together() -> None:
+    calls: list[list[int]] = []
+
+    def to_rows(readings: Sequence[int]) -> list[Row]:
+        calls.append(list(readings))
+        return [{"time_ns": time_ns, "scope": "host"} for time_ns in readings if time_ns < 3]
+
+    readings = ReadingBuffer(HOST_SAMPLE, 100, to_rows)
+    assert not readings.is_due(10**9)
+    readings.add([1], 1000)
+    assert not readings.is_due(1050)
+    readings.add([2, 3], 1060)
+    assert readings.is_due(1100)
+    [batch] = readings.take()
     assert batch.rows["time_ns"].to_pylist() == [1, 2]
-    assert rows.take(1101, is_last=True) == []
-    assert rows.n_rows == 2
+    assert calls == [[1, 2, 3]]
+    assert readings.take() == []
+    assert readings.n_rows == 2
