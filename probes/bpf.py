@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probes import compiler
+from probes import compiler, program_store
 from probes.compiler import find_bcc, find_headers
 from probes.probe import ProbeError, Requirement
 
@@ -132,6 +132,8 @@ class Loading:
         programs: What to load.
         maps: Names of the maps wanted.
         tracepoints: Tracepoints that the source uses.
+        is_kept: Take what was compiled before for the same request since the boot, and keep what
+            is compiled now for the next time.
 
     Raises:
         ProbeError: something is missing on this machine.
@@ -143,6 +145,7 @@ class Loading:
         programs: Sequence[ProgramRequest],
         maps: Sequence[str],
         tracepoints: Sequence[str],
+        is_kept: bool = False,
     ) -> None:
         for requirement in requirements():
             if not requirement.is_met:
@@ -155,6 +158,11 @@ class Loading:
                 "tracepoints": list(tracepoints),
             }
         ).encode()
+        self._key = program_store.key_of(request) if is_kept else None
+        found = program_store.load(self._key) if self._key is not None else None
+        self._module = None if found is None else Module(*found)
+        if self._module is not None:
+            return
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by result()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
@@ -178,6 +186,8 @@ class Loading:
         Raises:
             ProbeError: the programs cannot be compiled, or the kernel refuses them.
         """
+        if self._module is not None:
+            return self._module
         with self._ours, self._errors:
             self._ours.settimeout(_TIMEOUT_S)
             try:
@@ -202,6 +212,8 @@ class Loading:
                     + (f" [{detail}]" if detail else "")
                     + "; run 'tracer doctor' to see what is missing"
                 )
+        if self._key is not None:
+            program_store.keep(self._key, reply["kept"])
         names = [*reply["programs"], *reply["maps"]]
         by_name = dict(zip(names, descriptors, strict=True))
         return Module(

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import socket
+import struct
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -158,17 +159,58 @@ def _compile(request: dict[str, Any], keep: list[object]) -> tuple[dict[str, Any
         )
     keep.append(module)
     programs = {}
+    written = []
     for name, kind in request["programs"]:
         program_type = _PROGRAM_TRACEPOINT if kind == "tracepoint" else _PROGRAM_KPROBE
         attach_type = 48 if kind == "uprobe_multi" else -1
         programs[name] = module.load_func(name, program_type, attach_type=attach_type).fd
+        written.append((name, program_type, max(attach_type, 0), module.dump_func(name)))
     maps = {name: module[name].map_fd for name in request["maps"]}
     reply = {
         "programs": list(programs),
         "maps": list(maps),
         "tracepoints": identifiers,
+        "kept": _write_down(written, maps) | {"tracepoints": identifiers},
     }
     return reply, [*programs.values(), *maps.values()]
+
+
+def _write_down(
+    programs: Sequence[tuple[str, int, int, bytes]], maps: dict[str, int]
+) -> dict[str, Any]:
+    """Programs (name, type, attach type, instructions) and maps, so that they can be loaded again.
+
+    In the instructions a map's descriptor is replaced by its place among the maps.
+    """
+    names = {fd: name for name, fd in maps.items()}
+    places = {fd: place for place, fd in enumerate(names)}
+    written = []
+    for name, program_type, attach_type, code in programs:
+        text = bytearray(code)
+        for at in range(0, len(code), 8):
+            operation, registers, _offset, number = struct.unpack_from("<BBhi", code, at)
+            if operation == 0x18 and registers >> 4 == 1:
+                struct.pack_into("<i", text, at + 4, places.setdefault(number, len(places)))
+        written.append(
+            {"name": name, "type": program_type, "attach_type": attach_type, "code": text.hex()}
+        )
+    return {
+        "programs": written,
+        "maps": [{"name": names.get(fd)} | _map_properties(fd) for fd in places],
+    }
+
+
+def _map_properties(fd: int) -> dict[str, int]:
+    """What a map was made with, from what the kernel tells of its descriptor."""
+    lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii").splitlines()
+    told = dict(line.split(":", 1) for line in lines if ":" in line)
+    return {
+        "type": int(told["map_type"]),
+        "key": int(told["key_size"]),
+        "value": int(told["value_size"]),
+        "entries": int(told["max_entries"]),
+        "flags": int(told["map_flags"], 16),
+    }
 
 
 def _serve(descriptor: int) -> None:

@@ -17,12 +17,15 @@ from pathlib import Path
 
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 
+_MAP_CREATE = 0
 _MAP_LOOKUP = 1
-_PROGRAM_LOAD = 5
 _MAP_UPDATE = 2
 _MAP_DELETE = 3
 _MAP_NEXT_KEY = 4
+_PROGRAM_LOAD = 5
 _LINK_CREATE = 28
+
+_TYPE_KPROBE = 2
 
 #: Attach types of ``bpf``.
 ATTACH_PERF_EVENT = 41
@@ -113,16 +116,34 @@ def map_keys(fd: int, key_size: int) -> list[bytes]:
         current = ctypes.addressof(buffer)
 
 
-def load_empty_program(attach_type: int = 0) -> int:
-    """Return the descriptor of a program of type kprobe that does nothing and returns 0."""
-    instructions = ctypes.create_string_buffer(struct.pack("<QQ", 0xB7, 0x95), 16)
+def create_map(kind: int, key_size: int, value_size: int, entries: int, flags: int) -> int:
+    """Return the descriptor of a new map; arguments as in the kernel's ``bpf_attr``."""
+    attribute = struct.pack("<IIIII", kind, key_size, value_size, entries, flags)
+    return _bpf(_MAP_CREATE, attribute.ljust(128, b"\0"))
+
+
+def load_program(kind: int, attach_type: int, code: bytes, name: str = "") -> int:
+    """Return the descriptor of a loaded program.
+
+    Args:
+        kind: Type of the program, as the kernel numbers it.
+        attach_type: What it is loaded for; 0 for nothing in particular.
+        code: Its instructions, maps in them by descriptor.
+        name: Shown by tools that list programs; cut to 15 letters.
+    """
+    instructions = ctypes.create_string_buffer(code, len(code))
     licence = ctypes.create_string_buffer(b"GPL")
     attribute = bytearray(128)
-    struct.pack_into(
-        "<IIQQ", attribute, 0, 2, 2, ctypes.addressof(instructions), ctypes.addressof(licence)
-    )
+    places = (ctypes.addressof(instructions), ctypes.addressof(licence))
+    struct.pack_into("<IIQQ", attribute, 0, kind, len(code) // 8, *places)
+    struct.pack_into("<15s", attribute, 48, name.encode("ascii", "replace"))
     struct.pack_into("<I", attribute, 68, attach_type)
     return _bpf(_PROGRAM_LOAD, bytes(attribute))
+
+
+def load_empty_program(attach_type: int = 0) -> int:
+    """Return the descriptor of a program of type kprobe that does nothing and returns 0."""
+    return load_program(_TYPE_KPROBE, attach_type, struct.pack("<QQ", 0xB7, 0x95))
 
 
 def link_uprobe_multi(

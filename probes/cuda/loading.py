@@ -76,6 +76,7 @@ class ModuleLoading:
             requests,
             _MAPS,
             sorted(set(TRACEPOINTS.values())),
+            is_kept=True,
         )
 
     def result(self) -> bpf.Module:
