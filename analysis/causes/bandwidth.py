@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from analysis import engine as words
 from analysis.causes.declaration import Cause, Needs
+from analysis.causes.engine_load import load_windows
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.gpu import GpuSamples, Samples
@@ -19,8 +22,10 @@ HIGH_PCT = 60.0
 #: The units that compute are not the limit under these: SMs with a warp, tensor pipes, in %.
 SM_PCT = 60.0
 TENSOR_PCT = 40.0
-#: Utilisation in % from which the device works all the time.
+#: Utilisation in % from which the device works nearly all the time, and from which it has no time
+#: left.
 BUSY_PCT = 85.0
+SATURATED_PCT = 95.0
 N_SAMPLES = 5
 #: Share of the scrapes at which requests must have waited for the device.
 WAITING_SHARE = 0.5
@@ -28,6 +33,15 @@ WAITING_SHARE = 0.5
 #: number of requests (within a fifth): contexts that grow make each token read more.
 TOKEN_RISE = 1.3
 LIKE = 0.2
+#: Windows on each side of a change of the power limit, and how exactly a limit is told.
+N_WINDOWS = 10
+EXACT = 0.01
+#: The limit held the device back when it drew this share of it; by how much the power must then
+#: have risen with a higher limit; and by what part of that, as an exponent, tokens that do not
+#: depend on it may differ.
+AT_LIMIT = 0.9
+POWER_RISE = 1.1
+UNMOVED = 0.15
 
 
 def find_bandwidth(facts: Facts) -> Finding:
@@ -78,8 +92,10 @@ def _is_short(facts: Facts) -> bool:
 def _of_device(facts: Facts, gpu: GpuSamples, device: int) -> Finding | None:
     dram = _mean(facts, gpu.quantity(device, "dram_active_pct"))
     used = _mean(facts, facts.utilisation(device))
-    if dram is None or used is None:
+    if used is None:
         return None
+    if dram is None:
+        return _by_power(facts, gpu, device, used)
     finding = Finding(BANDWIDTH, Status.NOT_FOUND, confidence=0.85, where=Where(device=device))
     finding.evidence = [
         Evidence("dram_active", round(dram[0], 1), "%", dram[1], "gpu_sample"),
@@ -104,7 +120,9 @@ def _of_device(facts: Facts, gpu: GpuSamples, device: int) -> Finding | None:
             )
         )
         return finding
-    if not _is_short(facts):
+    is_short = _is_short(facts)
+    is_saturated = used[0] >= SATURATED_PCT and dram[0] >= FULL_PCT and bool(computing)
+    if not is_short and not is_saturated:
         finding.excluded.append(
             Exclusion(BANDWIDTH, f"{text}, but requests hardly waited: it gave what was asked")
         )
@@ -122,8 +140,66 @@ def _of_device(facts: Facts, gpu: GpuSamples, device: int) -> Finding | None:
         f"{text[0].upper()}{text[1:]} while few instructions were issued: its bandwidth is the "
         "limit, not the clock."
     )
+    if not is_short:
+        finding.confidence *= 0.85
+        finding.summary += (
+            " No request waited for its turn: it sets how fast tokens come, not how many requests "
+            "are served."
+        )
     finding.excluded.append(Exclusion("power.throttle", "the SM clock is not what limits it"))
     # Everything is used as it can be: nothing is lost that a remedy on this device returns.
+    return finding
+
+
+def _by_power(
+    facts: Facts, gpu: GpuSamples, device: int, used: tuple[float, int]
+) -> Finding | None:
+    """Whether tokens came as fast when a changed power limit let a busy device draw more: what
+    computes is then not its limit. None where no limit was changed, or the load with it.
+    """
+    limit, power = gpu.quantity(device, "power_limit_mw"), gpu.quantity(device, "power_mw")
+    load = None if facts.engine is None else load_windows(facts.engine, 2 * N_WINDOWS)
+    if limit is None or power is None or load is None or used[0] < SATURATED_PCT:
+        return None
+    caps, drawn = limit.per_window(load.edges), power.per_window(load.edges)
+    gaps = load.token_gaps
+    known = np.isfinite(caps) & np.isfinite(drawn) & np.isfinite(gaps) & (load.running > 0)
+    if not known.any():
+        return None
+    # A window in which the limit was changed belongs to neither side.
+    low = known & (caps <= caps[known].min() * (1 + EXACT))
+    high = known & (caps >= caps[known].max() * (1 - EXACT))
+    if min(low.sum(), high.sum()) < N_WINDOWS or (low & high).any():
+        return None
+    levels = [float(load.running[side].mean()) for side in (low, high)]
+    if abs(levels[1] - levels[0]) > LIKE * levels[0]:
+        return None
+    held = float(np.median(drawn[low]) / np.median(caps[low]))
+    more = float(np.median(drawn[high]) / np.median(drawn[low]))
+    faster = float(np.median(gaps[low]) / np.median(gaps[high]))
+    if held < AT_LIMIT or more < POWER_RISE:
+        return None
+    finding = Finding(BANDWIDTH, Status.NOT_FOUND, confidence=0.6, where=Where(device=device))
+    finding.evidence = [
+        Evidence("utilisation", round(used[0], 1), "%", used[1], "gpu_sample"),
+        Evidence("power_rise", round(more, 2), "ratio", int(high.sum()), "gpu_sample"),
+        Evidence("token_rate_rise", round(faster, 3), "ratio", int(high.sum()), "engine_sample"),
+    ]
+    text = (
+        f"with a higher power limit device {device} drew {more:.2f} times the power and each "
+        f"request got {faster:.2f} times the tokens"
+    )
+    if abs(math.log(faster)) > UNMOVED * math.log(more):
+        finding.excluded.append(Exclusion(BANDWIDTH, f"{text}: power, or the clock, limits it"))
+        return finding
+    finding.status, finding.confidence, finding.lost_share = Status.UNDECIDED, 0.5, 0.1
+    finding.start_ns, finding.end_ns = facts.start_ns, facts.end_ns
+    finding.undecided_because = (
+        f"{text}, so that not its clock but its memory seems to be the limit, whose activity was "
+        "not sampled"
+    )
+    finding.settled_by = "DRAM activity (GPM, DCGM)"
+    finding.excluded.append(Exclusion("power.throttle", f"{text}: power is not what limits it"))
     return finding
 
 
@@ -132,8 +208,9 @@ CAUSES = (
         BANDWIDTH,
         "the device memory is the limit",
         "Kernels wait for DRAM.",
-        "DRAM activity is high all the time at full utilisation while few instructions are issued, "
-        "and requests wait or their tokens slow down (or no engine tells that they do not).",
+        "DRAM activity is at its limit at full utilisation while few instructions are issued; less "
+        "of it, or a power limit that was changed and left the tokens as fast, makes it no more "
+        "than suspected.",
         "Power-cap flags, PCIe, a device that computes as much.",
         "Record DRAM activity with GPM or DCGM: tracer record --for memory_bandwidth --pid PID.",
         "Move fewer bytes: quantise weights or KV cache, or batch more.",

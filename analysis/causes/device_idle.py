@@ -8,6 +8,7 @@ import numpy.typing as npt
 from analysis import device_time, intervals, quantiles
 from analysis.causes import launch_delay, live_idle
 from analysis.causes.declaration import Cause, Needs
+from analysis.causes.sampled_input import find_sampled_starvation
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.idleness import TABLES, WAIT_NS, Idleness
@@ -53,6 +54,8 @@ def find_sync_stall(facts: Facts) -> Finding:
 
 def find_input_starvation(facts: Facts) -> Finding:
     """Return whether the device was idle in every step while the program loaded its input."""
+    if facts.calls is None and not facts.timed:
+        return find_sampled_starvation(facts)
     if not facts.timed or facts.has_live_times:
         live = live_idle.find_input_starvation(facts)
         if live is not None:
@@ -291,9 +294,8 @@ CAUSES = (
         "tracer import.",
         "Use more workers, prefetch, or make each item cheaper.",
         Needs(
-            ("cuda_call",),
-            (("gpu_activity", "offcpu"),),
-            ("annotation", "thread_second", "event"),
+            any_of=(("cuda_call", "gpu_sample"), ("offcpu", "gpu_activity", "thread_second")),
+            optional=("annotation", "event"),
         ),
         find_input_starvation,
     ),

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from analysis import engine as words
 from analysis import intervals, quantiles
 from analysis.causes.declaration import Cause, Needs
+from analysis.causes.engine_load import load_windows
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.severity import assess
@@ -51,6 +53,10 @@ N_LIKE = 10
 #: also wait for memory or the host follow by half.
 FOLLOWS = (0.45, 1.5)
 IGNORES = 0.25
+#: Load on both sides is like when running requests and prompt tokens lie within this ratio, and
+#: the used cache differs by at most this share.
+ALIKE = 1.25
+ALIKE_KV = 0.15
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,11 @@ def _of_device(facts: Facts, device: int) -> Finding | None:
         f"device {device} ran at {clock.low_mhz:.0f} MHz instead of {clock.normal_mhz:.0f} for "
         f"{100 * severity.share:.0f} % of the time with demand ({clock.reason})"
     )
-    stretch = _kernels(facts, device, clock) or _steps(facts, device, clock)
+    stretch = (
+        _kernels(facts, device, clock)
+        or _steps(facts, device, clock)
+        or _tokens(facts, device, clock)
+    )
     part = 1 - 1 / clock.factor
     finding.lost_ns, finding.lost_share = int(severity.lost_ns * part), severity.share * part
     busy_memory = _memory(facts, device, clock)
@@ -160,7 +170,8 @@ def _of_device(facts: Facts, device: int) -> Finding | None:
         finding.settled_by = "device times: a trace of the kernels at both clocks"
         return finding
     finding.status = Status.FOUND
-    finding.confidence = 0.92 * facts.trust("nvml", "cuda")
+    sure = 0.85 if what == "token" else 0.92
+    finding.confidence = sure * facts.trust("nvml", "cuda", "engine")
     finding.spans = clock.lowered
     finding.summary = (
         f"{text[0].upper()}{text[1:]}, and like {what}s took {ratio:.2f} times as long: "
@@ -283,6 +294,36 @@ def _steps(facts: Facts, device: int, clock: _Clock) -> _Stretch | None:
     return _compare(length, shape, low, usual, "step")
 
 
+def _tokens(facts: Facts, device: int, clock: _Clock) -> _Stretch | None:
+    """How much longer a running request waited for its tokens, where nothing of the load changed
+    with the clock; only for the one device of a session, whose engine it must be.
+    """
+    engine = facts.engine
+    load = None if engine is None else load_windows(engine, 2 * N_LIKE)
+    if engine is None or load is None or facts.devices != [device]:
+        return None
+    tokens = engine.counter(words.GENERATION_TOKENS)
+    if load.token_seconds is None and tokens is not None and tokens.is_lagging:
+        return None
+    spans = intervals.make(load.edges[:-1], load.edges[1:])
+    gaps = load.token_gaps
+    known = np.isfinite(gaps) & (gaps > 0) & (load.running > 0)
+    low, usual = known & _inside(spans, clock.lowered), known & _inside(spans, clock.usual)
+    if min(low.sum(), usual.sum()) < N_LIKE:
+        return None
+    for value, least in ((load.running, 1 / ALIKE), (load.prompts, 0.0), (load.preempted, 0.0)):
+        before, after = float(value[usual].mean()), float(value[low].mean())
+        # A slower engine takes fewer prompts in; more of them would slow its tokens.
+        if math.isfinite(before) and not least * before <= after <= ALIKE * before:
+            return None
+    if load.kv_usage is not None:
+        change = load.kv_usage[low].mean() - load.kv_usage[usual].mean()
+        if abs(float(change)) > ALIKE_KV:
+            return None
+    ratio = float(np.median(gaps[low]) / np.median(gaps[usual]))
+    return ratio, int(low.sum()), int(usual.sum()), "token"
+
+
 def _inside(spans: Ints, outer: Ints) -> Bools:
     length = spans[:, 1] - spans[:, 0]
     result: Bools = intervals.overlap_each(spans, outer) >= length
@@ -313,8 +354,8 @@ CAUSES = (
         THROTTLE,
         "thermal or power limits slow the clocks",
         "The device runs below its clock because of heat or power.",
-        "SM clock under its normal level with a reason bit, and like kernels or steps longer by "
-        "the same factor.",
+        "SM clock under its normal level with a reason bit, and like kernels or steps (or the "
+        "tokens of an engine at like load) longer by the same factor.",
         "A flag alone; a lower clock under work that the memory limits.",
         "Record GPU samples before and during it: tracer record --pid PID.",
         "Check cooling and power limit.",

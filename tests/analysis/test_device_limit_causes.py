@@ -60,6 +60,49 @@ def test_a_device_throttled_all_along_is_not_called_healthy(tmp_path: Path) -> N
     assert attribution.verdict.candidates[0] == "power.throttle"
 
 
+def told_by_tokens(path: Path, factor: float, **after: float) -> Attribution:
+    """Half a minute at 2,100 MHz, then at 1,050 with the power-cap bit; only the engine tells how
+    long work takes: so many times as long, at the load of before or another.
+    """
+    load = {"requests_running": 4, "prompt_tokens": 200, "kv_usage": 0.3, "preemptions": 0}
+    engine = Scrapes().play(30, **load, generation_tokens=160)
+    engine.play(30, **(load | after), generation_tokens=160 / factor)
+    rows = gpu_rows(engine.start, 60, util_pct=97.0, sm_clock_max_mhz=2_100)
+    for index, row in enumerate(rows):
+        row["sm_clock_mhz"] = 2_100 if index < 30 else 1_050
+        row["clock_reasons"] = 0 if index < 30 else POWER_CAP
+    builder = engine.builder(path / "session", gpus=[Gpu(0, "GPU")])
+    return attribute(builder.add("gpu_sample", rows).write())
+
+
+def test_tokens_that_follow_the_clock_at_like_load_are_throttled(tmp_path: Path) -> None:
+    attribution = told_by_tokens(tmp_path, 2.0)
+    throttle = finding(attribution, "power.throttle")
+    assert throttle.status is Status.FOUND
+    assert throttle.lost_share == pytest.approx(0.25, abs=0.03)
+    assert "token" in throttle.summary
+    assert attribution.verdict.cause == "power.throttle"
+
+
+@pytest.mark.parametrize(
+    ("factor", "after", "status"),
+    [
+        (1.0, {}, Status.NOT_FOUND),
+        (2.0, {"requests_running": 12}, Status.UNDECIDED),
+        (2.0, {"prompt_tokens": 900}, Status.UNDECIDED),
+        (2.0, {"kv_usage": 0.9}, Status.UNDECIDED),
+        (2.0, {"preemptions": 3}, Status.UNDECIDED),
+        (2.0, {"prompt_tokens": 100}, Status.FOUND),
+    ],
+    ids=["as fast", "more running", "more prompts", "longer", "preempted", "fewer prompts"],
+)
+def test_tokens_tell_of_the_clock_only_at_like_load(
+    tmp_path: Path, factor: float, after: dict[str, float], status: Status
+) -> None:
+    attribution = told_by_tokens(tmp_path, factor, **after)
+    assert finding(attribution, "power.throttle").status is status
+
+
 def loaded(path: Path, n_waiting: int = 3, **columns: Any) -> Attribution:
     engine = Scrapes().play(
         20, requests_running=4, requests_waiting=n_waiting, generation_tokens=300
@@ -80,11 +123,66 @@ def test_memory_bandwidth(tmp_path: Path, dram: float, sm: float, status: Status
     assert answer.status is (Status.UNDECIDED if status is Status.UNDECIDED else status)
 
 
-def test_a_device_that_gives_what_is_asked_is_healthy_whatever_its_limit(tmp_path: Path) -> None:
-    columns = {"util_pct": 98.0, "dram_active_pct": 91.0, "sm_active_pct": 35.0}
+@pytest.mark.parametrize(
+    ("util", "dram"), [(91.0, 91.0), (98.0, 75.0)], ids=["time left", "memory below its limit"]
+)
+def test_a_device_with_room_that_gives_what_is_asked_is_healthy(
+    tmp_path: Path, util: float, dram: float
+) -> None:
+    columns = {"util_pct": util, "dram_active_pct": dram, "sm_active_pct": 35.0}
     attribution = loaded(tmp_path, n_waiting=0, **columns)
     assert finding(attribution, "memory_bandwidth").status is Status.NOT_FOUND
     assert attribution.verdict.cause == "healthy"
+
+
+def test_a_saturated_memory_is_the_limit_also_where_nobody_waits(tmp_path: Path) -> None:
+    columns = {"util_pct": 98.0, "dram_active_pct": 91.0, "sm_active_pct": 35.0}
+    attribution = loaded(tmp_path, n_waiting=0, **columns)
+    answer = finding(attribution, "memory_bandwidth")
+    assert answer.status is Status.FOUND
+    assert answer.lost_ns == 0
+    assert (
+        answer.confidence
+        < finding(loaded(tmp_path / "queue", n_waiting=3, **columns), "memory_bandwidth").confidence
+    )
+    assert "No request waited" in attribution.verdict.text
+
+
+def capped(path: Path, faster: float, drawn: float = 1.17, **after: float) -> Attribution:
+    """A power limit of 210 W that is reached, then one of 330: what the tokens make of it."""
+    load = {"requests_running": 1, "prompt_tokens": 0}
+    engine = Scrapes().play(30, **load, generation_tokens=23.0)
+    engine.play(30, **(load | after), generation_tokens=23.0 * faster)
+    rows = gpu_rows(engine.start, 60, util_pct=99.0)
+    for index, row in enumerate(rows):
+        row["power_limit_mw"] = 210_000 if index < 30 else 330_000
+        row["power_mw"] = 205_000 if index < 30 else int(205_000 * drawn)
+    builder = engine.builder(path / "session", gpus=[Gpu(0, "GPU")])
+    return attribute(builder.add("gpu_sample", rows).write())
+
+
+def test_tokens_that_more_power_does_not_move_are_suspected_of_the_memory(tmp_path: Path) -> None:
+    attribution = capped(tmp_path, 1.01)
+    answer = finding(attribution, "memory_bandwidth")
+    assert answer.status is Status.UNDECIDED
+    assert attribution.verdict.candidates == ("memory_bandwidth",)
+    assert "DRAM" in answer.settled_by
+
+
+@pytest.mark.parametrize(
+    ("faster", "drawn", "after", "status"),
+    [
+        (1.12, 1.17, {}, Status.NOT_FOUND),
+        (1.01, 1.02, {}, Status.NOT_APPLICABLE),
+        (1.01, 1.17, {"requests_running": 2}, Status.NOT_APPLICABLE),
+    ],
+    ids=["tokens follow", "no more power", "another load"],
+)
+def test_power_that_says_nothing_of_the_memory(
+    tmp_path: Path, faster: float, drawn: float, after: dict[str, float], status: Status
+) -> None:
+    attribution = capped(tmp_path, faster, drawn, **after)
+    assert finding(attribution, "memory_bandwidth").status is status
 
 
 def test_tokens_that_slow_down_with_their_context_wait_for_memory(tmp_path: Path) -> None:

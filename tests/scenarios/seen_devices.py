@@ -129,7 +129,9 @@ def _gpu_rows(
         value = min(value, 100.0) if name.endswith("_pct") else value
         row = dcgm if name in PROFILING else nvml
         row[name] = float(value) if columns[name] == "f64" else int(value)
-    return [{"time_ns": time, "device": device, **row} for row in (nvml, dcgm) if len(row) > 3]
+    return [
+        {"time_ns": time, "device": device, **row} for row in (nvml, dcgm) if row.keys() & level
+    ]
 
 
 def gpu_processes(scene: Scene, actors: Sequence[Actor]) -> list[Row]:
