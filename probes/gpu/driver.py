@@ -25,6 +25,8 @@ _RETRY_NS = 60_000_000_000
 _NOT_SUPPORTED = {2, 3, 4, 13, 25, 26}
 _NOTHING_THERE = {6, 21, 27}
 _LOST = {15, 16, 28}
+#: Uninitialised, driver not loaded, blocked by the system, library and driver of two versions.
+_GONE = {1, 9, 17, 18}
 
 
 class DeviceLostError(Exception):
@@ -34,6 +36,10 @@ class DeviceLostError(Exception):
         super().__init__(text)
         self.device = device
         self.function = function
+
+
+class DriverGoneError(DeviceLostError):
+    """The driver as a whole is gone: only another process can find it again."""
 
 
 class Driver:
@@ -66,6 +72,7 @@ class Driver:
 
         Raises:
             DeviceLostError: the device is gone.
+            DriverGoneError: the driver is.
         """
         key = (function, device, variant)
         if self._retry.get(key, 0) > time.monotonic_ns():
@@ -74,6 +81,8 @@ class Driver:
             return self.attempt(function, device, *args)
         except self.nvml.NVMLError as error:
             code = int(getattr(error, "value", 999))
+            if code in _GONE:
+                raise DriverGoneError(device, function, str(error)) from None
             if code in _LOST and device >= 0:
                 raise DeviceLostError(device, function, str(error)) from None
             if code in _NOT_SUPPORTED:

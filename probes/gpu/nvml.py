@@ -306,7 +306,8 @@ class NvmlProbe:
         for device, instances in all_of("instances"):
             self._instances[str(device)] = instances
         for text in all_of("failed"):
-            self._losses.lose(ALL, now_ns, str(text))
+            sampler.failure = str(text)
+            self._losses.lose(ALL, now_ns, sampler.failure)
         for stats in all_of("stats"):
             self._samplers.get(sampler, _Cost()).stats = stats
             self._errors.update(stats["errors"])
@@ -332,7 +333,7 @@ class NvmlProbe:
     def _ended(self, sampler: SamplerProcess, now_ns: int) -> None:
         """Note the end of a child, and plan another."""
         devices = sampler.devices
-        text = f"the sampler of NVML ended (exit code {sampler.exit_code})"
+        text = sampler.failure or f"the sampler of NVML ended (exit code {sampler.exit_code})"
         self._release(sampler)
         for device in sorted(devices) if devices else [ALL]:
             self._losses.lose(device, now_ns, text)

@@ -22,7 +22,16 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
-from probes.gpu.driver import EVENTS, FAST, SLOW, DeviceLostError, Driver, fields, text
+from probes.gpu.driver import (
+    EVENTS,
+    FAST,
+    SLOW,
+    DeviceLostError,
+    Driver,
+    DriverGoneError,
+    fields,
+    text,
+)
 from probes.gpu.nvml_slow import SlowSampler
 
 #: Columns of a fast row, in order.
@@ -173,10 +182,18 @@ class Sampler:
             return False
         gpus = [self._describe(device) for device in range(count)]
         call = self._fast.call
+        driver_version = nvml_version = None
+        try:
+            driver_version = text(call("nvmlSystemGetDriverVersion", -1))
+            nvml_version = text(call("nvmlSystemGetNVMLVersion", -1))
+        except DriverGoneError as error:
+            self._lose(-1, error)
+        if self._stop.is_set():
+            return False  # the driver went meanwhile
         hello = {
             "gpus": gpus,
-            "driver_version": text(call("nvmlSystemGetDriverVersion", -1)),
-            "nvml_version": text(call("nvmlSystemGetNVMLVersion", -1)),
+            "driver_version": driver_version,
+            "nvml_version": nvml_version,
             "open_ns": time.monotonic_ns() - begin,
         }
         self._outbox.put("hello", hello)
@@ -228,7 +245,13 @@ class Sampler:
             self._lose(device, error)
 
     def _lose(self, device: int, error: DeviceLostError) -> None:
+        """Note a lost device; without a driver this process has nothing more to do."""
         now = time.monotonic_ns()
+        if isinstance(error, DriverGoneError):
+            if not self._stop.is_set():
+                self._stop.set()
+                self._outbox.put("failed", f"{error.function} says: {error}")
+            return
         if device not in self._lost:
             self._outbox.put("events", ("lost", now, device, error.function, str(error)))
         self._lost[device] = now + _LOST_RETRY_NS

@@ -60,7 +60,8 @@ class SamplerProcess:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.devices = None if devices is None else set(devices)
-        self.has_failed = False
+        #: Why it ends, as it said itself.
+        self.failure = ""
         self._clock = clock
         self._buffer = bytearray()
         self._is_open = True

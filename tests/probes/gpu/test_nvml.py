@@ -218,6 +218,24 @@ def test_a_lost_gpu_is_one_event_and_a_gap_and_the_other_goes_on(
     assert "GPU is lost" in rec.events[0]["detail"]
 
 
+@pytest.mark.parametrize("code", [1, 9, 18])
+def test_a_driver_that_goes_is_told_and_found_again(
+    mock_nvml: Path, faults: Faults, code: int
+) -> None:
+    with recording(mock_nvml, faults(), retry_ns=400 * MS) as rec:
+        assert rec.until(lambda: len(rec.of(0)) > 3 and len(rec.of(1)) > 3)
+        faults(f"* * {code}")
+        assert rec.until(lambda: rec.kinds().count("source_lost") == 3)
+        assert "did not answer at the end" in rec.probe.report().note
+        n_before = len(rec.samples)
+        assert not rec.until(lambda: len(rec.samples) > n_before, timeout_s=1.0)
+        faults()
+        assert rec.until(lambda: rec.kinds().count("source_recovered") == 3)
+    assert sorted(event["name"] for event in rec.events[:3]) == ["nvml", "nvml gpu 0", "nvml gpu 1"]
+    assert all("nvml" in event["detail"] and "says:" in event["detail"] for event in rec.events[:3])
+    assert rec.probe.report().note == ""
+
+
 @pytest.mark.parametrize(
     "function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"]
 )
