@@ -15,7 +15,7 @@ def host_facts(root: Path = Path("/")) -> dict[str, Any]:
         root: Where ``proc`` and ``sys`` are. What cannot be read is None.
     """
     return {
-        "boot_id": _text(root / "proc/sys/kernel/random/boot_id"),
+        "boot_id": boot_id(root),
         "hostname": _text(root / "proc/sys/kernel/hostname"),
         "kernel": _text(root / "proc/sys/kernel/osrelease"),
         "machine": platform.machine(),
@@ -24,6 +24,11 @@ def host_facts(root: Path = Path("/")) -> dict[str, Any]:
         "n_numa_nodes": len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
         "memory_bytes": _memory(root / "proc/meminfo"),
     }
+
+
+def boot_id(root: Path = Path("/")) -> str | None:
+    """Return the id of this boot, None where it cannot be read."""
+    return _text(root / "proc/sys/kernel/random/boot_id")
 
 
 def _text(path: Path) -> str | None:

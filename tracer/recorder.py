@@ -326,7 +326,7 @@ class Recorder:
             name="recorder",
             state="ok",
             cost_ns=time.process_time_ns(),
-            details={"max_rss_bytes": usage.ru_maxrss * 1024},
+            details={"pid": os.getpid(), "max_rss_bytes": usage.ru_maxrss * 1024},
         )
         self._manifest.sources = [*sources, recorder, self._writer.source()]
 
@@ -347,15 +347,22 @@ def change_event_batch(changes: Sequence[TargetChange]) -> Batch:
 
 
 @contextmanager
-def stopped_by_signals(recorder: Recorder) -> Iterator[None]:
+def stopped_by_signals(
+    recorder: Recorder, hang_up: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP end the recording while the body runs.
 
     A second signal changes nothing: the files are closed all the same.
+
+    Args:
+        recorder: What is ended.
+        hang_up: Called at SIGHUP; True where that was no reason to end.
     """
     names = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung_up"}
 
     def handle(number: int, _: FrameType | None) -> None:
-        recorder.stop(names[signal.Signals(number)])
+        if number != signal.SIGHUP or not hang_up():
+            recorder.stop(names[signal.Signals(number)])
 
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         del names[signal.SIGHUP]  # run by nohup: the recording outlives its terminal

@@ -12,19 +12,24 @@ import pyarrow.parquet as pq
 
 from analysis.manifest import FILE_NAME, Manifest, ManifestError
 from analysis.schema import TABLES, Table
+from probes.host.kernel_log import was_killed_for_memory
 from tracer.errors import InputError, SessionError
+from tracer.host_facts import boot_id
 from tracer.lock import SessionLock, is_being_recorded
 from tracer.segments import TEMPORARY_SUFFIX, list_segments, replace_file, split_visible
 
-#: Reason of the end that recovery writes.
-CRASHED = "crashed"
+#: Reasons of the end that recovery writes: the second where the kernel's log tells it.
+CRASHED, OUT_OF_MEMORY = "crashed", "out_of_memory"
 
 
 @dataclass
 class Recovery:
-    """What :func:`recover` found: the last time seen in ns, and what it removed or set aside."""
+    """What :func:`recover` found: the last time seen in ns, the reason of the end, and what it
+    removed or set aside.
+    """
 
     end_ns: int | None = None
+    end_reason: str | None = None
     n_rows: int = 0
     was_finished: bool = False
     removed: list[str] = field(default_factory=list)
@@ -36,7 +41,7 @@ def recover(path: Path) -> Recovery:
 
     Temporary files and segments that a merged one covers are removed, unreadable segments get the
     suffix ``.damaged``, and the manifest gets the last time seen as its end and ``crashed`` as its
-    reason.
+    reason, or ``out_of_memory`` where the kernel says that it killed the recorder for that.
 
     Raises:
         InputError: it is not a session.
@@ -74,9 +79,21 @@ def _mend(path: Path, manifest: Manifest) -> Recovery:
             _mend_table(path, folder, table, result)
     if not result.was_finished:
         manifest.end_ns = result.end_ns if result.end_ns is not None else manifest.start_ns
-        manifest.end_reason = CRASHED
+        manifest.end_reason = OUT_OF_MEMORY if _lacked_memory(manifest) else CRASHED
         replace_file(path / FILE_NAME, manifest.to_json().encode())
+    result.end_reason = manifest.end_reason
     return result
+
+
+def _lacked_memory(manifest: Manifest) -> bool:
+    """Whether the kernel's log of the same boot has the recorder's end for lack of memory."""
+    recorder = manifest.source("recorder")
+    pid = recorder.details.get("pid") if recorder is not None else None
+    if not isinstance(pid, int) or manifest.start_ns is None:
+        return False
+    if manifest.host.get("boot_id") != boot_id():
+        return False
+    return was_killed_for_memory(pid, manifest.start_ns)
 
 
 def _mend_table(session: Path, folder: Path, table: Table, result: Recovery) -> None:
@@ -120,9 +137,12 @@ def _last_time(path: Path, table: Table) -> int | None:
 
 def mended_line(path: Path) -> str:
     """Return the sentence about a session that :func:`recover_crashed` mended."""
+    why = "its recorder was killed, or could write no more"
+    if Manifest.read(path).end_reason == OUT_OF_MEMORY:
+        why = "the kernel killed its recorder for lack of memory"
     return (
-        f"The recording of {path} ended without a last word (its recorder was killed, or could "
-        "write no more); what it had written was mended."
+        f"The recording of {path} ended without a last word ({why}); what it had written was "
+        "mended."
     )
 
 

@@ -154,6 +154,44 @@ class KernelLogProbe:
         return batches
 
 
+def was_killed_for_memory(pid: int, since_ns: int, device: Path = KMSG) -> bool:
+    """Return whether the kernel says that it killed a process for lack of memory.
+
+    Args:
+        pid: The process, as the host numbers it.
+        since_ns: What was logged before is about another process of that number, CLOCK_MONOTONIC.
+        device: The log; one that cannot be read says nothing.
+    """
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        while True:
+            try:
+                record = os.read(descriptor, 8192)
+            except BrokenPipeError:
+                continue  # records were overwritten unread
+            except OSError:
+                return False
+            if not record:
+                return False
+            lines = record.decode("utf-8", "replace").splitlines()
+            if any(_is_kill(line, pid, since_ns) for line in lines):
+                return True
+    finally:
+        os.close(descriptor)
+
+
+def _is_kill(line: str, pid: int, since_ns: int) -> bool:
+    head, _, text = line.partition(";")
+    fields = head.split(",")
+    match = _OOM.search(text)
+    if match is None or int(match[1]) != pid or len(fields) < 3 or not fields[2].isdecimal():
+        return False
+    return int(fields[2]) * 1000 >= since_ns
+
+
 def parse_line(text: str) -> dict[str, Any] | None:
     """Return the columns of an event (without its time) for one line; None when of no interest."""
     match = _XID.search(text)

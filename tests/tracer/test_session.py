@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.manifest import Manifest
+from analysis.manifest import Manifest, Source
 from analysis.schema import CUDA_CALL, EVENT
 from analysis.timeline import open_session
 from probes.probe import Batch, make_batch
@@ -26,7 +26,8 @@ from tracer import compaction, segment_store
 from tracer import recovery as recovery_module
 from tracer.errors import InputError, SessionError
 from tracer.free_space import FreeSpace
-from tracer.recovery import recover
+from tracer.host_facts import boot_id
+from tracer.recovery import mended_line, recover
 from tracer.reserve import Reserve
 from tracer.segments import Segment, parse_segment, segment_name, split_visible
 from tracer.session import SessionWriter
@@ -469,6 +470,20 @@ def test_a_session_that_cannot_be_mended_says_what_to_do(tmp_path, monkeypatch, 
     monkeypatch.setattr(recovery_module, "replace_file", refuse)
     with pytest.raises(SessionError, match=remedy):
         recover(tmp_path / "s")
+
+
+@pytest.mark.parametrize(("is_this_boot", "reason"), [(True, "out_of_memory"), (False, "crashed")])
+def test_a_recorder_that_the_kernel_killed_for_memory(tmp_path, monkeypatch, is_this_boot, reason):
+    told = manifest()
+    told.host["boot_id"] = boot_id() if is_this_boot else "another"
+    told.sources = [Source("recorder", "ok", details={"pid": 4242})]
+    SessionWriter(tmp_path / "s", told).close()
+    monkeypatch.setattr(
+        recovery_module, "was_killed_for_memory", lambda pid, since_ns: (pid, since_ns) == (4242, 1)
+    )
+    recover(tmp_path / "s")
+    assert Manifest.read(tmp_path / "s").end_reason == reason
+    assert ("lack of memory" in mended_line(tmp_path / "s")) is is_this_boot
 
 
 def test_recovery_sets_a_damaged_segment_aside(tmp_path):

@@ -19,7 +19,7 @@ def command(session: Path) -> None:
     Example:
       tracer recover incident.tracer
     """
-    from tracer.recovery import recover
+    from tracer.recovery import OUT_OF_MEMORY, recover
 
     path = find_session(session)
     result = recover(path)
@@ -27,6 +27,8 @@ def command(session: Path) -> None:
         click.echo(f"{path} was finished; {result.n_rows:,} rows are readable.")
     else:
         click.echo(f"{path} was mended: {result.n_rows:,} rows are readable.")
+    if result.end_reason == OUT_OF_MEMORY:
+        click.echo("The kernel killed its recorder for lack of memory.")
     if result.removed:
         click.echo(f"Removed {len(result.removed)} unfinished or replaced files.")
     for name in result.damaged:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.schema import EVENT, LOSS
-from probes.host.kernel_log import KernelLogProbe, parse_line
+from probes.host.kernel_log import KernelLogProbe, parse_line, was_killed_for_memory
 from probes.probe import ProbeError
 
 SECOND = 1_000_000_000
@@ -126,6 +126,19 @@ def test_overwritten_lines_are_a_loss(log: tuple[Path, int]) -> None:
     assert (row["n_lost"], row["reason"], row["source"]) == (4, "ring_full", "kernel_log")
     assert probe.report().n_lost == 4
     list(probe.stop())
+
+
+@pytest.mark.parametrize(
+    ("pid", "since_s", "is_told"), [(4242, 40, True), (4242, 41, False), (424, 40, False)]
+)
+def test_whether_a_process_was_killed_for_memory(
+    log: tuple[Path, int], pid: int, since_s: int, is_told: bool
+) -> None:
+    path, descriptor = log
+    os.write(descriptor, b"nonsense\n6,x,40500000,-;Out of memory: Killed process 4242 (a)\n")
+    os.write(descriptor, b"3,7,40500000,-;Memory cgroup out of memory: Killed process 4242 (a) x\n")
+    assert was_killed_for_memory(pid, since_s * SECOND, path) is is_told
+    assert not was_killed_for_memory(pid, since_s * SECOND, path.with_name("none"))
 
 
 def test_a_log_that_cannot_be_read_says_so(tmp_path: Path) -> None:
