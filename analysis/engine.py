@@ -34,6 +34,7 @@ ITERATION_TOKENS = "iteration_tokens"
 PREEMPTIONS = "preemptions"
 KV_USAGE = "kv_usage"
 KV_POOL = "kv_pool_tokens"
+KV_EVICTED = "kv_evicted_tokens"
 FINISHED = "requests_finished"
 FAILED = "requests_failed"
 RECEIVED = "requests_received"
@@ -44,6 +45,7 @@ E2E = "e2e_seconds"
 PREFILL_SECONDS = "prefill_seconds"
 PREFILL_TOKENS = "prefill_computed_tokens"
 REQUEST_PROMPT = "request_prompt_tokens"
+REQUEST_ANSWER = "request_generation_tokens"
 REQUEST_N = "request_n"
 WAITING_BY_REASON = "requests_waiting_by_reason"
 DRAFTED = "drafted_tokens"
@@ -279,6 +281,7 @@ def load_engine(session: Session) -> EngineSeries | None:
         PREEMPTIONS,
         KV_USAGE,
         KV_POOL,
+        KV_EVICTED,
         FINISHED,
         FAILED,
         RECEIVED,
@@ -289,6 +292,7 @@ def load_engine(session: Session) -> EngineSeries | None:
         PREFILL_SECONDS,
         PREFILL_TOKENS,
         REQUEST_PROMPT,
+        REQUEST_ANSWER,
         REQUEST_N,
         WAITING_BY_REASON,
         DRAFTED,

@@ -8,14 +8,13 @@ import numpy.typing as npt
 from analysis import engine as words
 from analysis import trend
 from analysis.causes.declaration import Cause, Needs
+from analysis.causes.eviction import DECAY, suspect_eviction
 from analysis.engine import EngineSeries
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-DECAY = "prefill.decay"
 
 #: Fall of the prompt speed from the first to the last third that is a decay.
 SLOWER = 0.8
@@ -32,6 +31,10 @@ def find_decay(facts: Facts) -> Finding:
     engine = facts.engine
     edges = trend.blocks(facts.start_ns, facts.end_ns)
     speed = None if engine is None or edges is None else _speed(engine, edges)
+    if engine is not None and edges is not None and speed is None:
+        suspected = suspect_eviction(facts, engine, edges)
+        if suspected is not None:
+            return suspected
     if engine is None or edges is None or speed is None:
         return Finding(
             DECAY,
@@ -152,7 +155,8 @@ CAUSES = (
         "prompts are computed more slowly with uptime",
         "Prefill speed falls over hours and a restart cures it.",
         "Computed prompt tokens per second of prefill fall steadily with uptime at like load, with "
-        "flat preemptions and clocks.",
+        "flat preemptions and clocks. Requests that take longer since the cache evicts, at like "
+        "load, make it no more than suspected.",
         "A full KV cache, garbage collection, throttling, longer prompts.",
         "Record for hours with --engine URL.",
         "Test the engine's cache eviction in place, without a restart.",

@@ -33,6 +33,8 @@ MORE = 1.25
 #: Windows that a level before the queue needs, and that its onset is.
 N_BEFORE = 3
 N_ONSET = 5
+#: Share of the time with demand in which a short queue must stand to be one that stays.
+STANDING_SHARE = 0.5
 
 
 def find_overload(facts: Facts) -> Finding:
@@ -57,6 +59,11 @@ def find_overload(facts: Facts) -> Finding:
     waiting = float(load.waiting[is_queued].mean())
     running = float(load.running[is_queued].mean())
     if waiting < max(1.0, DEPTH * running):
+        is_told = load.kv_usage is not None or facts.engine.has(words.LIMIT)
+        stands = severity.share >= STANDING_SHARE and not is_told
+        if stands and _suspect_growth(load, is_queued, finding):
+            finding.start_ns, finding.end_ns = severity.start_ns, severity.end_ns
+            return finding
         finding.excluded.append(
             Exclusion(OVERLOAD, f"{waiting:.1f} requests waited beside {running:.1f} running")
         )
@@ -136,6 +143,48 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
     # The device is used all the time: more capacity shortens the wait and returns no device time.
 
 
+def _suspect_growth(load: Load, is_queued: Flags, finding: Finding) -> bool:
+    """Fill in that a short queue has stood since more arrived, at an unchanged speed of service;
+    return whether that is so.
+    """
+    before = _before(load, is_queued)
+    if load.arrived is None or before.sum() < N_BEFORE:
+        return False
+    usual, late = load.token_gap(before), load.token_gap(is_queued)
+    seconds = load.length_ns / 1e9
+    rates = [
+        float(np.nansum(load.arrived[part]) / seconds[part].sum()) for part in (before, is_queued)
+    ]
+    if usual is None or late is None or usual[0] <= 0 or rates[0] <= 0:
+        return False
+    rise, more = late[0] / usual[0], rates[1] / rates[0]
+    if more < MORE or rise >= MORE:
+        return False
+    waiting, running = float(load.waiting[is_queued].mean()), float(load.running[is_queued].mean())
+    finding.evidence = [
+        Evidence("waiting", round(waiting, 1), "requests", int(is_queued.sum()), "engine_sample"),
+        Evidence("running", round(running, 1), "requests", int(is_queued.sum()), "engine_sample"),
+        Evidence("arrivals_rise", round(more, 2), "ratio", int(is_queued.sum()), "engine_sample"),
+        Evidence("inter_token_rise", round(rise, 2), "ratio", late[1], "engine_sample"),
+    ]
+    finding.status, finding.confidence = Status.UNDECIDED, 0.4
+    finding.undecided_because = (
+        f"since {more:.1f} times as many requests come, at an unchanged speed of service, "
+        f"{waiting:.0f} waited beside {running:.0f} running; whether the engine could have "
+        "admitted them is not exposed"
+    )
+    finding.settled_by = "the limit of the batch and the use of the cache of the engine"
+    return True
+
+
+def _before(load: Load, is_queued: Flags) -> Flags:
+    """Windows with requests before the first with a queue, whose onset may lie in the last one."""
+    first = int(np.argmax(is_queued))
+    before: Flags = np.zeros(len(is_queued), dtype=bool)
+    before[: max(first - 1, 0)] = load.running[: max(first - 1, 0)] > 0
+    return before
+
+
 def _at_limit(engine: EngineSeries, load: Load, is_queued: Flags) -> Flags:
     """Windows whose batch is at its limit: as exposed, else the size that it holds to."""
     exposed = engine.gauge(words.LIMIT)
@@ -187,10 +236,7 @@ def _slower_first(load: Load, is_queued: Flags, finding: Finding) -> bool | None
     """Whether tokens took longer and no more requests came than before the queue; None where the
     time before is not recorded.
     """
-    first = int(np.argmax(is_queued))
-    before = np.zeros(len(is_queued), dtype=bool)
-    # The window before the first with a queue may hold its onset.
-    before[: max(first - 1, 0)] = load.running[: max(first - 1, 0)] > 0
+    first, before = int(np.argmax(is_queued)), _before(load, is_queued)
     if before.sum() < N_BEFORE:
         return None
     usual, late = load.token_gap(before), load.token_gap(is_queued)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from analysis import engine as words
 from analysis import intervals, quantiles
 from analysis.causes.prefill_steps import HOGGING, LONG_STEP, N_STEPS, by_steps, where
+from analysis.causes.prompt_dose import tokens_despite_prompts
 from analysis.engine import EngineSeries, gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
@@ -340,6 +341,19 @@ def _no_reference(
     steps = by_steps(facts)
     if steps is not None:
         return steps
+    unmoved = tokens_despite_prompts(
+        tokens.edges, tokens.prompt, tokens.generated, tokens.running, is_batch
+    )
+    if unmoved is not None:
+        more, left = unmoved
+        finding.excluded.append(
+            Exclusion(
+                HOGGING,
+                f"with {more:.1f} times the prompts a running request still got {left:.2f} times "
+                "its tokens",
+            )
+        )
+        return finding
     spans = intervals.union(intervals.make(tokens.edges[:-1][is_batch], tokens.edges[1:][is_batch]))
     severity = assess(spans, facts.demand)
     if not severity.is_material:

@@ -203,6 +203,27 @@ def test_waiting_is_undecided_where_capacity_is_not_exposed(tmp_path: Path) -> N
     assert of(engine.attribution(tmp_path), "queue.overload").status is Status.UNDECIDED
 
 
+@pytest.mark.parametrize("waiting", [1, 2])
+@pytest.mark.parametrize("more", [1.5, 3])
+def test_a_short_queue_that_stands_since_more_come_is_suspected(
+    tmp_path: Path, waiting: int, more: float
+) -> None:
+    hidden = ("requests_max", "kv_usage")
+    engine = Engine(hidden).play(20, 5).play(40, 9, waiting, finished=2 * more)
+    finding = of(engine.attribution(tmp_path), "queue.overload")
+    assert finding.status is Status.UNDECIDED
+    assert "at an unchanged speed" in finding.undecided_because
+
+
+@pytest.mark.parametrize(
+    ("gap_ms", "finished"), [(10, 2), (30, 6)], ids=["as many come", "slower as well"]
+)
+def test_a_short_queue_alone_is_not(tmp_path: Path, gap_ms: float, finished: float) -> None:
+    hidden = ("requests_max", "kv_usage")
+    engine = Engine(hidden).play(20, 8).play(40, 9, 1, gap_ms=gap_ms, finished=finished)
+    assert of(engine.attribution(tmp_path), "queue.overload").status is Status.NOT_FOUND
+
+
 def test_a_queue_behind_slower_service_is_not_overload(tmp_path: Path) -> None:
     """The same arrivals, four times slower steps: the queue is a consequence."""
     engine = Engine(()).play(20, 4, finished=4)

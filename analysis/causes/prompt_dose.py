@@ -1,0 +1,59 @@
+"""Whether tokens follow the prompts: where more prompts take none away, they hold up nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis import quantiles
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+#: Blocks that a recording is cut into, fewest of them, and windows that each needs: prompts come in
+#: lumps.
+N_BLOCKS = 12
+N_LEAST = 6
+BLOCK_WINDOWS = 10
+#: With so many times the prompts, requests that still get this share of their tokens are not held
+#: up by prompts.
+DOSE = 1.5
+UNMOVED = 0.9
+
+
+def tokens_despite_prompts(
+    edges: Ints, prompt: Floats, generated: Floats, running: Floats, is_batch: Flags
+) -> tuple[float, float] | None:
+    """Return how many times more prompts came in the blocks of time with the most than in those
+    with the fewest, and how many times its tokens a running request got then.
+
+    None where prompts hardly differed, or tokens became fewer with them.
+
+    Args:
+        edges: ``(n + 1,)`` begins of the windows and the end of the last, ns.
+        prompt: Prompt tokens/s in each window.
+        generated: Generated tokens/s in each window.
+        running: Running requests in each window.
+        is_batch: Windows that count.
+    """
+    rows = np.flatnonzero(is_batch)
+    n_blocks = min(N_BLOCKS, len(rows) // BLOCK_WINDOWS)
+    if n_blocks < N_LEAST:
+        return None
+    weight = np.diff(edges) / 1e9
+    # Means weighted by the length of the windows.
+    parts = np.array_split(rows, n_blocks)
+    spent = np.array([weight[part].sum() for part in parts])
+    prompts, tokens, requests = (
+        np.array([values[part] @ weight[part] for part in parts]) / spent
+        for values in (prompt, generated, running)
+    )
+    speed = tokens / np.maximum(requests, 1e-9)
+    order = np.argsort(prompts)
+    few, many = order[: n_blocks // 3], order[-(n_blocks // 3) :]
+    low, high = quantiles.median(prompts[few]) or 0.0, quantiles.median(prompts[many]) or 0.0
+    usual, late = quantiles.median(speed[few]) or 0.0, quantiles.median(speed[many]) or 0.0
+    if low <= 0 or usual <= 0 or high < DOSE * low or late < UNMOVED * usual:
+        return None
+    return high / low, late / usual
