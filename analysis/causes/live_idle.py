@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import intervals, quantiles
+from analysis.causes.fed_loop import suspect_storage
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.idleness import carried
@@ -89,6 +90,8 @@ def _starvation(facts: Facts, launcher: Launcher, device: int | None) -> Finding
         Evidence("idle_in_them", intervals.total(spans), "ns", len(waits), "offcpu, cuda_call"),
     ]
     if len(waits) < N_WAITS or not severity.is_material:
+        if not facts.is_demand_told and suspect_storage(facts, launcher, device, finding):
+            return finding
         finding.excluded.append(
             Exclusion(
                 INPUT,
