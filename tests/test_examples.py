@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 
 from tracer.cli import cli
+from tracer.long_run import LongRunOptions
+from tracer.settings_file import SettingsFile
 from tracer.trigger_grammar import parse_trigger
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
@@ -41,9 +43,16 @@ def test_the_systemd_unit():
     options = parsed(done.stdout.splitlines())
     assert options["follow"] == "vllm"
     assert re.fullmatch(r"/var/lib/tracer/vllm-\d{8}-\d{6}\.tracer", str(options["output"]))
-    assert options["keep_ns"] == 900 * 10**9 and options["max_bytes"] == 2 * 10**9
-    assert len(options["triggers"]) == 3
+    assert str(options["config"]) == "/etc/tracer/vllm.conf"
     assert service["StateDirectory"] == "tracer" and service["KillSignal"] == "SIGTERM"
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+
+
+def test_the_options_of_the_unit():
+    options = SettingsFile(EXAMPLES / "tracer.conf", LongRunOptions()).read()
+    assert (options.keep_ns, options.max_bytes) == (900 * 10**9, 2 * 10**9)
+    assert options.min_free_bytes == 2 * 10**9
+    assert [item.text for item in options.triggers] == ["no progress for 10s", "xid", "any finding"]
 
 
 def test_the_container(tmp_path):

@@ -109,6 +109,10 @@ class Captures:
         #: What the last verdict said: cause, confidence, text.
         self.last_verdict: dict[str, Any] | None = None
 
+    def change(self, options: CaptureOptions) -> None:
+        """Make captures by other options from now on."""
+        self._options = options
+
     def fire(self, capture: Capture) -> Batch:
         """Begin a capture and return its row of ``event``; beyond the most per hour only that."""
         now_ns = capture.time_ns

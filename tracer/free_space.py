@@ -35,6 +35,10 @@ class FreeSpace:
                 f"{least_bytes / 1e6:.0f} MB; make room, choose another -o DIR, or lower --min-free"
             )
 
+    def change(self, least_bytes: int) -> None:
+        """End the recording when less than this is free, from now on."""
+        self._least_bytes = least_bytes
+
     def observe(self, batch: Batch, now_ns: int) -> None:
         """Rows are nothing to it."""
 

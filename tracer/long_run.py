@@ -23,6 +23,7 @@ from tracer.watching import Watcher
 if TYPE_CHECKING:
     from tracer.follow import Service
     from tracer.metrics_page import MetricsPage
+    from tracer.settings_file import SettingsFile
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class LongRunOptions:
     metrics_port: int | None = None
 
     def retention(self) -> Retention | None:
-        """Return the rule of what is kept; None for everything."""
+        """Return a rule of what is kept; None for everything."""
         if self.keep_ns is None and self.max_bytes is None:
             return None
         return Retention(self.keep_ns, self.max_bytes)
@@ -61,17 +62,29 @@ class LongRun:
         options: What was asked for.
         path: The session's directory.
         say: Tells the person one line.
+        settings: Where the options are read again at SIGHUP; None for nowhere.
 
     Raises:
         SessionError: too little is free on the disk.
         UsageError: the port of the metrics page cannot be had.
     """
 
-    def __init__(self, options: LongRunOptions, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: LongRunOptions,
+        path: Path,
+        say: Callable[[str], None],
+        settings: SettingsFile | None = None,
+    ) -> None:
         self._options = options
         self._path = path
         self._say = say
-        self._free = FreeSpace(path, options.min_free_bytes) if options.min_free_bytes else None
+        self._settings = settings
+        has_least = options.min_free_bytes or settings is not None
+        self._free = FreeSpace(path, options.min_free_bytes) if has_least else None
+        self._retention = options.retention()
+        self._captures: Captures | None = None
+        self._triggers: Triggers | None = None
         self._recorder: Recorder | None = None
         self._page: MetricsPage | None = None
         if options.metrics_port is not None:
@@ -79,6 +92,11 @@ class LongRun:
 
             self._page = MetricsPage(options.metrics_port)
             say(f"Metrics of the recorder: http://127.0.0.1:{self._page.port}/metrics")
+
+    @property
+    def retention(self) -> Retention | None:
+        """The rule of what is kept; None for everything."""
+        return self._retention
 
     def watchers(
         self, writer: SessionWriter, tree: TargetTree, probes: Sequence[Probe] = ()
@@ -101,9 +119,11 @@ class LongRun:
         control.start()
         if control.problem:
             self._say(f"without marks: {control.problem}.")
+        triggers = Triggers(self._options.triggers, captures, writer.flush_soon)
+        self._captures, self._triggers = captures, triggers
         found: list[Watcher] = [
             control,
-            Triggers(self._options.triggers, captures, writer.flush_soon),
+            triggers,
             PlaceWatch(self._path, writer.is_in_place, self._say),
         ]
         if self._free is not None:
@@ -115,7 +135,32 @@ class LongRun:
         if self._page is not None:
             self._page.captures = captures
             found.append(self._page)
+        if self._settings is not None:
+            from tracer.settings_file import Reload
+
+            found.append(Reload(self._settings, self._options, self._change, self._say))
         return found
+
+    def hang_up(self) -> bool:
+        """Take SIGHUP as the wish to read the settings again; False where it is to end it.
+
+        May be called from a signal handler.
+        """
+        return self._settings is not None and self._settings.ask()
+
+    def _change(self, options: LongRunOptions) -> Sequence[str]:
+        """Go on by other options; return a sentence on each that cannot be had any more."""
+        if self._triggers is not None:
+            self._triggers.change(options.triggers)
+        if self._captures is not None:
+            self._captures.change(options.captures)
+        if self._free is not None:
+            self._free.change(options.min_free_bytes)
+        if self._retention is not None:
+            self._retention.change(options.keep_ns, options.max_bytes)
+        elif options.retention() is not None:
+            return ["keep and max-size hold only from the start of a recording: start it again."]
+        return ()
 
     def attend(self, recorder: Recorder) -> None:
         """Say which recorder it is about."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from probes.cupti.probe import CuptiOptions
     from tracer.follow import Service
+    from tracer.settings_file import SettingsFile
 
 #: Removing the probes is only told where it takes longer than this.
 QUIET_DETACH_S = 1.0
@@ -75,6 +76,7 @@ class RecordOptions:
         on_ready: Called once every probe is in place.
         is_terminal: Whether to keep a status line on standard error.
         long_run: What is kept, triggers, and whom to follow.
+        settings: Where part of that is read again at SIGHUP; None for nowhere.
     """
 
     pids: Sequence[int]
@@ -91,6 +93,7 @@ class RecordOptions:
     on_ready: Callable[[], None] | None = None
     is_terminal: bool = False
     long_run: LongRunOptions = field(default_factory=LongRunOptions)
+    settings: SettingsFile | None = None
 
 
 def record(options: RecordOptions) -> int:
@@ -111,7 +114,7 @@ def record(options: RecordOptions) -> int:
     pids = options.pids or _wait_for(options.long_run.follow, options.duration_ns)
     tree = _open_tree(pids)
     path = options.output or _default_path(tree, pids[0])
-    long_run = LongRun(options.long_run, path, _say)
+    long_run = LongRun(options.long_run, path, _say, options.settings)
     anchors = ClockAnchors()
     asked = ProbeOptions(
         tree,
@@ -128,7 +131,7 @@ def record(options: RecordOptions) -> int:
         path,
         Manifest(tool_version=__version__),
         force=options.force,
-        retention=options.long_run.retention(),
+        retention=long_run.retention,
     )
     display = _Display(options.is_terminal)
     watchers = long_run.watchers(writer, tree, probes)
@@ -150,7 +153,7 @@ def record(options: RecordOptions) -> int:
         writer.close()
         raise TargetError("the process ended before it could be recorded; start it again") from None
     long_run.attend(recorder)
-    with stopped_by_signals(recorder):
+    with stopped_by_signals(recorder, long_run.hang_up):
         if options.is_terminal:
             _say("Attaching the probes ...")
         recorder.start()

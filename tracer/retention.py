@@ -51,6 +51,10 @@ class Retention:
         self.n_dropped = 0
         self.n_dropped_rows = 0
 
+    def change(self, keep_ns: int | None, max_bytes: int | None) -> None:
+        """Keep by other bounds from now on; may be called from another thread."""
+        self.keep_ns, self.max_bytes = keep_ns, max_bytes
+
     def pin(self, start_ns: int, end_ns: int) -> None:
         """Keep the detail between two times, as far as it is still there and there is room."""
         start_ns = max(start_ns, self.kept.detail_from_ns or start_ns)
@@ -67,9 +71,10 @@ class Retention:
 
     def plan(self, segments: Mapping[str, Sequence[SizedSegment]], now_ns: int) -> list[Step]:
         """Return what is to be done now, in order; :attr:`kept` is what holds afterwards."""
-        steps = [] if self.keep_ns is None else list(self._aged(segments, now_ns - self.keep_ns))
-        if self.max_bytes is not None:
-            steps.extend(self._excess(segments, steps, self.max_bytes))
+        keep_ns, max_bytes = self.keep_ns, self.max_bytes
+        steps = [] if keep_ns is None else list(self._aged(segments, now_ns - keep_ns))
+        if max_bytes is not None:
+            steps.extend(self._excess(segments, steps, max_bytes))
         dropped = [step for step in steps if step.is_drop]
         self.n_dropped += len(dropped)
         self.n_dropped_rows += sum(step.item.n_rows for step in dropped)

@@ -170,9 +170,10 @@ class SegmentStore:
                 self.delete_replaced(0.0)
             for step in steps:
                 self._do(step)
-            if self.retention.max_bytes is not None:
+            max_bytes = self.retention.max_bytes
+            if max_bytes is not None:
                 # Replaced files count too while there is little room.
-                self._delete_under_pressure(self.retention.max_bytes)
+                self._delete_under_pressure(max_bytes)
 
     def _do(self, step: Step) -> None:
         segments = self._segments[step.table]

@@ -47,8 +47,9 @@ class Triggers:
     def __init__(
         self, triggers: Sequence[Trigger], captures: Captures, flush: Callable[[], None]
     ) -> None:
-        self._triggers = [trigger for trigger in triggers if trigger.word != HANG]
-        self._states = {trigger.text: _State() for trigger in self._triggers}
+        self._triggers: list[Trigger] = []
+        self._states: dict[str, _State] = {}
+        self.change(triggers)
         self._captures = captures
         self._flush = flush
         self._progress = CallProgress()
@@ -58,6 +59,13 @@ class Triggers:
         self._analysis: _Analysis | None = None
         self._finding_due_ns = 0
         self._told: dict[str, int] = {}
+
+    def change(self, triggers: Sequence[Trigger]) -> None:
+        """Watch for other triggers from now on; one that stays is not armed anew."""
+        self._triggers = [trigger for trigger in triggers if trigger.word != HANG]
+        self._states = {
+            trigger.text: self._states.get(trigger.text, _State()) for trigger in self._triggers
+        }
 
     def observe(self, batch: Batch, now_ns: int) -> None:
         """Take note of rows."""

@@ -157,6 +157,14 @@ if TYPE_CHECKING:
     metavar="PORT",
     help="Serve the recorder's health and its last verdict to Prometheus, on this host only.",
 )
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Options of a long recording from a file, read again at SIGHUP (systemctl reload) without "
+    "losing a row: lines 'NAME = VALUE' with trigger, trigger-before, trigger-after, max-captures, "
+    "on-finding, keep, max-size, min-free.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing session.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
 def command(
@@ -184,6 +192,7 @@ def command(
     on_finding: str | None,
     follow: str | None,
     metrics_port: int | None,
+    config: Path | None,
     force: bool,
     arguments: tuple[str, ...],
 ) -> int:
@@ -207,7 +216,7 @@ def command(
     if (canary is None) != (model is None) or (against is not None and canary is None):
         raise UsageError("the canary needs both --canary URL and --model M; give both or neither")
     cupti = parse_cupti(
-        is_cupti, window_ns, every_ns, has_graph_nodes, bool(arguments), bool(triggers)
+        is_cupti, window_ns, every_ns, has_graph_nodes, bool(arguments), bool(triggers or config)
     )
     try:
         with environment_for(cupti):
@@ -237,7 +246,14 @@ def command(
         follow=None if follow is None else Service.parse(follow),
         metrics_port=metrics_port,
     )
+    settings = None
     try:
+        if config is not None:
+            from tracer.settings_file import SettingsFile
+
+            settings = SettingsFile(config, long_run)
+            long_run = settings.read()
+            settings.listen()
         outcome = record(
             RecordOptions(
                 pids=pids if launched is None else (launched.pid,),
@@ -254,6 +270,7 @@ def command(
                 on_ready=None if launched is None else launched.release,
                 is_terminal=sys.stderr.isatty(),
                 long_run=long_run,
+                settings=settings,
             )
         )
     except BaseException:
