@@ -15,8 +15,7 @@ import numpy as np
 
 from probes.attach import Attachment, Place
 from probes.cuda.budget import ProbeCost
-from probes.cuda.functions import SYMBOL_INDEX, by_symbol
-from probes.cuda.program import COOKIE_NO_RETURN, program_of
+from probes.cuda.program import ENTRY_PROGRAM, cookie_of
 from probes.cuda.tracing import Tracing
 from probes.probe import ProbeError
 
@@ -75,11 +74,9 @@ def measure(tracing: Tracing) -> Mapping[str, ProbeCost]:
 def _measure(tracing: Tracing, code: mmap.mmap, path: str) -> Mapping[str, ProbeCost]:
     start = int(np.frombuffer(code, np.uint8).ctypes.data)
     repeat = ctypes.CFUNCTYPE(None, ctypes.c_long, ctypes.c_void_p)(start)
-    symbol, program = SYMBOL_INDEX[_SYMBOL], program_of(by_symbol[_SYMBOL])
     places = [
-        Place(_FUNCTIONS["entry"][0], symbol | COOKIE_NO_RETURN, program, has_return=False),
-        Place(_FUNCTIONS["both"][0], symbol, program),
-        Place(_FUNCTIONS["stepped"][0], symbol, program),
+        Place(_FUNCTIONS[name][0], cookie_of(_SYMBOL, has_return), ENTRY_PROGRAM, has_return)
+        for name, has_return in (("entry", False), ("both", True), ("stepped", True))
     ]
     tracing.add_target(os.getpid())
     attachment = Attachment()

@@ -1,7 +1,7 @@
 /*
  * Records at entry and return of the traced functions, and the set of target processes.
  *
- * The constants, the records and the entry programs come from probes/cuda/program.py. Each entry
+ * The constants, the records and LAYOUT_CASES come from probes/cuda/program.py. Each entry
  * and return costs one look-up in an array: a thread's state lies at its thread id modulo N_SLOTS
  * (or one beside it), and only the thread itself writes the fields of its calls.
  */
@@ -15,6 +15,7 @@ struct slot {
     u64 left_ns; /* when it left the CPU, 0 on a CPU */
     u64 wake_ns;
     u64 waker;
+    u64 futex; /* address it sleeps on, 0 for none */
     u32 state;
     u32 cpu_from;
     u32 taker_tid;
@@ -114,7 +115,7 @@ static __always_inline u32 leave_frames(struct slot *slot, u64 sp)
     return depth;
 }
 
-static __always_inline struct call_entry *begin_call(struct pt_regs *ctx)
+static __always_inline struct call_entry *begin_call(struct pt_regs *ctx, u64 cookie)
 {
     u64 id = bpf_get_current_pid_tgid();
     struct slot *slot = find_slot(id);
@@ -125,7 +126,6 @@ static __always_inline struct call_entry *begin_call(struct pt_regs *ctx)
     }
     u64 sp = ctx->sp;
     u32 depth = slot->depth ? leave_frames(slot, sp) : 0;
-    u64 cookie = bpf_get_attach_cookie(ctx);
     if (depth >= MAX_DEPTH) {
         count(TOO_DEEP);
         return 0;
@@ -157,30 +157,31 @@ static __always_inline struct call_entry *begin_call(struct pt_regs *ctx)
     return call;
 }
 
-#define BEGIN_CALL(ctx)                                                                            \
-    struct call_entry *call = begin_call(ctx);                                                     \
-    if (!call)                                                                                     \
-        return 0;
+/* A read that fails leaves zeros. */
 #define READ(target, size, address)                                                                \
-    if (bpf_probe_read_user(&(target), size, (void *)(address)))                                   \
+    if (bpf_probe_read_user(target, size, (void *)(address)))                                      \
         call->depth |= ARGUMENTS_UNREAD;
-#define END_CALL                                                                                   \
-    bpf_ringbuf_submit(call, BPF_RB_NO_WAKEUP);                                                    \
-    return 0;
 
-/* What to read for functions without a program of their own, see descriptions() there. */
+/* What to read for functions without code of their own, see descriptions() there. */
 struct description {
     u32 words[6];
 };
 BPF_ARRAY(described, struct description, N_SYMBOLS);
 
-int call_entry_described(struct pt_regs *ctx)
+int call_entry(struct pt_regs *ctx)
 {
-    BEGIN_CALL(ctx)
-    u32 function = call->function;
-    struct description *description = described.lookup(&function);
-    u64 registers[6] = {ctx->di, ctx->si, ctx->dx, ctx->cx, ctx->r8, ctx->r9};
-    if (description) {
+    u64 cookie = bpf_get_attach_cookie(ctx);
+    struct call_entry *call = begin_call(ctx, cookie);
+    if (!call)
+        return 0;
+    switch (cookie >> COOKIE_LAYOUT_SHIFT) {
+    LAYOUT_CASES
+    default: {
+        u32 function = (u16)cookie;
+        struct description *description = described.lookup(&function);
+        u64 registers[6] = {ctx->di, ctx->si, ctx->dx, ctx->cx, ctx->r8, ctx->r9};
+        if (!description)
+            break;
         for (int i = 0; i < 6; i++) {
             u32 word = description->words[i];
             u32 slot = (word & 0xff) - 1;
@@ -189,14 +190,16 @@ int call_entry_described(struct pt_regs *ctx)
                 if (slot < 6)
                     value = registers[slot & 7];
                 else
-                    READ(value, 8, ctx->sp + 8 * (u64)(slot - 5))
+                    READ(&value, 8, ctx->sp + 8 * (u64)(slot - 5))
                 if (word & 0x100)
-                    READ(value, 8, value + (word >> 16))
+                    READ(&value, 8, value + (word >> 16))
             }
             call->words[i] = value;
         }
     }
-    END_CALL
+    }
+    entries.ringbuf_submit(call, BPF_RB_NO_WAKEUP);
+    return 0;
 }
 
 int call_return(struct pt_regs *ctx)

@@ -68,7 +68,7 @@ class ModuleLoading:
         self.side_bytes = side_bytes
         self.is_multi = attach.has_uprobe_multi() if is_multi is None else is_multi
         kind = "uprobe_multi" if self.is_multi else "kprobe"
-        names = (*program.program_names(), LOADER_PROGRAM)
+        names = (program.ENTRY_PROGRAM, program.RETURN_PROGRAM, LOADER_PROGRAM)
         requests = [bpf.ProgramRequest(name, kind) for name in names]
         requests += [bpf.ProgramRequest(name, "tracepoint") for name in TRACEPOINTS]
         self._loading = bpf.Loading(

@@ -2,8 +2,9 @@
 
 Each function has a layout: which six words its entry record carries. Where all arguments lie in
 registers the words are simply the six registers. The layouts of launches, which read the stack or
-a struct and pack what they find, have a program each; the rest share one program that looks up
-what to read, because each program costs some 0.08 s to compile.
+a struct and pack what they find, have code of their own; for the rest it is looked up what to
+read. All entries run one program, which gets the layout with its cookie: a program for each layout
+would take four times as long to compile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from analysis.schema import CALL_ENTRY, CALL_RETURN, N_CALL_WORDS, OFFCPU_RECORD, PROCESS_RECORD
 from probes.cuda.abi import N_REGISTERS, Field, Source
-from probes.cuda.functions import FUNCTIONS, SYMBOL_INDEX, SYMBOLS, Function
+from probes.cuda.functions import FUNCTIONS, SYMBOL_INDEX, SYMBOLS, Function, by_symbol
 
 #: Registers of the arguments in order, by their names in the kernel's ``struct pt_regs``.
 _REGISTERS = ("di", "si", "dx", "cx", "r8", "r9")
@@ -29,6 +30,11 @@ DEPTH_MASK = 0x1FFF
 
 #: Bit of an attach cookie: this function has no return probe.
 COOKIE_NO_RETURN = 1 << 16
+#: Where an attach cookie has the number of the layout that has code of its own; 0 is none.
+COOKIE_LAYOUT_SHIFT = 17
+
+#: Where the kernel tells its types: with them a program may read a sleeping task's registers.
+KERNEL_TYPES = Path("/sys/kernel/btf/vmlinux")
 
 #: Deepest nesting of traced calls that is followed.
 MAX_DEPTH = 8
@@ -39,8 +45,8 @@ MAX_TARGETS = 16384
 
 #: Name of the program that every return probe runs.
 RETURN_PROGRAM = "call_return"
-#: Name of the entry program that looks up what to read.
-DESCRIBED_PROGRAM = "call_entry_described"
+#: Name of the program that every entry probe runs.
+ENTRY_PROGRAM = "call_entry"
 
 
 @dataclass(frozen=True)
@@ -112,34 +118,39 @@ def _source_order(source: Source) -> tuple[int, int, int]:
 
 @cache
 def hot_layouts() -> tuple[Layout, ...]:
-    """Return the layouts that have a program of their own: registers, and those of launches."""
+    """Return the layouts that have code of their own: those of launches, and registers."""
     found = {layout_of(function)[0] for function in FUNCTIONS if function.kind == "launch"}
     found -= {REGISTER_LAYOUT}
-    return (REGISTER_LAYOUT, *sorted(found, key=lambda layout: repr(layout.words)))
+    return (*sorted(found, key=lambda layout: repr(layout.words)), REGISTER_LAYOUT)
 
 
-def program_of(function: Function) -> str:
-    """Return the name of the entry program of a function."""
-    layout = layout_of(function)[0]
-    hot = hot_layouts()
-    return f"call_entry_{hot.index(layout)}" if layout in hot else DESCRIBED_PROGRAM
+def is_described(function: Function) -> bool:
+    """Return whether it is looked up what to read for a function."""
+    return layout_of(function)[0] not in hot_layouts()
 
 
-def program_names() -> tuple[str, ...]:
-    """Return the names of every call program."""
-    entries = (f"call_entry_{index}" for index in range(len(hot_layouts())))
-    return (*entries, DESCRIBED_PROGRAM, RETURN_PROGRAM)
+def cookie_of(symbol: str, has_return: bool = True) -> int:
+    """Return the attach cookie of a function: its number, its layout, whether returns are probed.
+
+    Args:
+        symbol: The function's name.
+        has_return: Whether its return is probed.
+    """
+    function = by_symbol[symbol]
+    number = 0 if is_described(function) else 1 + hot_layouts().index(layout_of(function)[0])
+    flag = 0 if has_return else COOKIE_NO_RETURN
+    return SYMBOL_INDEX[symbol] | flag | number << COOKIE_LAYOUT_SHIFT
 
 
 def descriptions() -> dict[int, bytes]:
-    """Return what the described program reads: symbol index to the map's value.
+    """Return what is read for functions without code of their own: symbol index to map value.
 
     A value is one 32-bit number per word: slot + 1 (0 for none) in the low byte, then whether it
     is a pointer, then the offset behind it.
     """
     found = {}
     for function in FUNCTIONS:
-        if program_of(function) != DESCRIBED_PROGRAM:
+        if not is_described(function):
             continue
         numbers = [
             (source.slot + 1) | (source.offset is not None) << 8 | (source.offset or 0) << 16
@@ -162,46 +173,56 @@ def _is_read(source: Source) -> bool:
     return source.slot >= N_REGISTERS or source.offset is not None
 
 
-def _entry_program(index: int, layout: Layout) -> str:
-    """C text of one entry program."""
-    lines = [f"int call_entry_{index}(struct pt_regs *ctx)", "{", "    BEGIN_CALL(ctx)"]
-    done: set[int] = set()
-    for number, sources in enumerate(layout.words):
-        if number in done:
-            continue
-        if len(sources) == 2 or sources[0].width == 4:
-            parts = []
-            for lane, source in enumerate(sources):
-                if _is_read(source):
-                    lines.append(f"    u32 part{number}_{lane} = 0;")
-                    lines.append(f"    READ(part{number}_{lane}, 4, {_address(source)})")
-                    part = f"(u64)part{number}_{lane}"
-                else:
-                    part = f"(u64)(u32)ctx->{_REGISTERS[source.slot]}"
-                parts.append(part if lane == 0 else f"({part} << 32)")
-            lines.append(f"    call->words[{number}] = {' | '.join(parts)};")
-            continue
-        source = sources[0]
-        if not _is_read(source):
-            lines.append(f"    call->words[{number}] = ctx->{_REGISTERS[source.slot]};")
-            continue
-        run = number + 1
-        while run < len(layout.words) and _follows(layout.words[run - 1], layout.words[run]):
-            done.add(run)
-            run += 1
-        lines.append(f"    READ(call->words[{number}], {8 * (run - number)}, {_address(source)})")
-    lines.append("    END_CALL")
-    lines.append("}")
-    return "\n".join(lines)
+def _layout_code(number: int, layout: Layout) -> str:
+    """C text that fills the words of one layout, as a case of the entry program."""
+    lines = [f"    case {number}: {{"]
+    memory = [source for sources in layout.words for source in sources if _is_read(source)]
+    alone = {sources[0]: word for word, sources in enumerate(layout.words) if len(sources) == 1}
+    where: dict[Source, str] = {}
+    for run in _runs(memory):
+        first = alone.get(run[0], -1)
+        if all(
+            source.width == 8 and alone.get(source) == first + index
+            for index, source in enumerate(run)
+        ):
+            target = f"call->words[{first}]"  # they lie in the record as they do in memory
+            where |= dict.fromkeys(run, "")
+        else:
+            name = f"memory{len(where)}"
+            target = f"{name}[0]"
+            lines.append(f"        u64 {name}[{len(run)}];")
+            where |= {source: f"{name}[{index}]" for index, source in enumerate(run)}
+        lines.append(f"        READ(&{target}, {8 * len(run)}, {_address(run[0])})")
+    for word, sources in enumerate(layout.words):
+        parts = []
+        for lane, source in enumerate(sources):
+            text = where.get(source, f"ctx->{_REGISTERS[source.slot % N_REGISTERS]}")
+            text = f"(u64)(u32){text}" if source.width == 4 else text
+            parts.append(f"({text} << 32)" if lane else text)
+        if parts != [""]:
+            lines.append(f"        call->words[{word}] = {' | '.join(parts)};")
+    return "\n".join((*lines, "        break;", "    }"))
 
 
-def _follows(first: tuple[Source, ...], second: tuple[Source, ...]) -> bool:
-    """Whether two words lie next to each other in memory."""
-    if len(first) != 1 or len(second) != 1:
-        return False
-    one, two = first[0], second[0]
-    if one.width != 8 or two.width != 8 or not _is_read(one) or not _is_read(two):
-        return False
+def _entry_cases() -> str:
+    """C macro with the case of every layout that has code of its own."""
+    cases = [_layout_code(1 + index, layout) for index, layout in enumerate(hot_layouts())]
+    return "#define LAYOUT_CASES \\\n" + "\n".join(cases).replace("\n", " \\\n")
+
+
+def _runs(sources: list[Source]) -> list[list[Source]]:
+    """Sources of memory in runs of neighbours, which are read at once."""
+    runs: list[list[Source]] = []
+    for source in sorted(sources, key=_source_order):
+        if runs and _follows(runs[-1][-1], source):
+            runs[-1].append(source)
+        else:
+            runs.append([source])
+    return runs
+
+
+def _follows(one: Source, two: Source) -> bool:
+    """Whether two sources lie next to each other in memory."""
     if one.offset is None or two.offset is None:
         return one.offset is None and two.offset is None and two.slot == one.slot + 1
     return one.slot == two.slot and two.offset == one.offset + 8
@@ -224,9 +245,13 @@ def header(entry_bytes: int, return_bytes: int, side_bytes: int) -> str:
         "NO_ENTRY": NO_ENTRY,
         "NO_RETURN": NO_RETURN,
         "COOKIE_NO_RETURN": COOKIE_NO_RETURN,
+        "COOKIE_LAYOUT_SHIFT": COOKIE_LAYOUT_SHIFT,
         "ENTRY_PAGES": entry_bytes // 4096,
         "RETURN_PAGES": return_bytes // 4096,
         "SIDE_PAGES": side_bytes // 4096,
+        "HAS_TASK_REGISTERS": int(KERNEL_TYPES.is_file()),
+        "SYSCALL_FUTEX": 202,
+        "STATE_SLEEPING": 1,
     }
     lines = [f"#define {name} {value}" for name, value in constants.items()]
     lines.extend(
@@ -236,15 +261,14 @@ def header(entry_bytes: int, return_bytes: int, side_bytes: int) -> str:
 
 
 def source_text(entry_bytes: int, return_bytes: int, side_bytes: int) -> str:
-    """Return the whole BPF source: header, shared parts, one program per layout, scheduler."""
+    """Return the whole BPF source: header, layouts, call probes, scheduler."""
     calls = Path(__file__).with_name("calls.bpf.c").read_text(encoding="utf-8")
     scheduler = Path(__file__).parents[1] / "scheduler" / "offcpu.bpf.c"
-    entries = [_entry_program(index, layout) for index, layout in enumerate(hot_layouts())]
     return "\n\n".join(
         (
             header(entry_bytes, return_bytes, side_bytes),
+            _entry_cases(),
             calls,
-            *entries,
             scheduler.read_text(encoding="utf-8"),
         )
     )

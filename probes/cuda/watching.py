@@ -22,10 +22,9 @@ from pathlib import Path
 
 from probes.attach import Attacher, Attachment, Place, close_together
 from probes.cuda.budget import NOTHING_SHED, Plan
-from probes.cuda.functions import SYMBOL_INDEX, by_symbol
 from probes.cuda.libraries import Library, LibraryScanner
 from probes.cuda.loaders import FORK, LOAD, LoaderProbes, Wakes
-from probes.cuda.program import COOKIE_NO_RETURN, program_of
+from probes.cuda.program import ENTRY_PROGRAM, cookie_of
 from probes.host import proc
 from probes.probe import ProbeError
 
@@ -361,8 +360,8 @@ class LibraryWatcher:
             if (symbol in plan.in_slices) is not is_slice:
                 continue
             has_return = not self._is_entry_only and symbol not in plan.entry_only
-            cookie = SYMBOL_INDEX[symbol] | (0 if has_return else COOKIE_NO_RETURN)
-            places.append(Place(offset, cookie, program_of(by_symbol[symbol]), has_return))
+            cookie = cookie_of(symbol, has_return)
+            places.append(Place(offset, cookie, ENTRY_PROGRAM, has_return))
         return self._attacher.attach(path, places, pid)
 
     def _attach_again(self, library: Library, pid: int, is_slice: bool) -> Attachment:

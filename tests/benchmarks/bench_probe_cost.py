@@ -22,9 +22,8 @@ from pathlib import Path
 
 from probes import attach, syscalls
 from probes.cuda.elf import ElfFile
-from probes.cuda.functions import SYMBOL_INDEX, by_symbol
 from probes.cuda.loading import ModuleLoading
-from probes.cuda.program import program_of
+from probes.cuda.program import ENTRY_PROGRAM, cookie_of
 from probes.cuda.tracing import Tracing
 
 ROUNDS = 7
@@ -107,8 +106,7 @@ def empty_pair(caller: Caller, is_multi: bool) -> Iterator[None]:
 
 @contextmanager
 def recorded(caller: Caller, tracing: Tracing) -> Iterator[None]:
-    name = "cudaLaunchKernel"
-    place = attach.Place(caller.offset, SYMBOL_INDEX[name], program_of(by_symbol[name]))
+    place = attach.Place(caller.offset, cookie_of("cudaLaunchKernel"), ENTRY_PROGRAM)
     attachment = tracing.attacher.attach(str(caller.library), [place])
     try:
         yield
@@ -168,11 +166,7 @@ def main() -> None:
                     caller.measure(1000) if mode != "recorded" else None
                     added[mode].append(caller.measure() - bare)
             tracing.remove_target(caller.pid)
-            place = attach.Place(
-                caller.offset,
-                SYMBOL_INDEX["cudaLaunchKernel"],
-                program_of(by_symbol["cudaLaunchKernel"]),
-            )
+            place = attach.Place(caller.offset, cookie_of("cudaLaunchKernel"), ENTRY_PROGRAM)
             bare = stranger.measure()
             attachment = tracing.attacher.attach(str(stranger.library), [place])
             strangers.append(stranger.measure() - bare)

@@ -9,11 +9,15 @@ import pytest
 from probes.cuda.abi import STRUCTS, Source, parse_parameters
 from probes.cuda.functions import FUNCTIONS, SYMBOL_INDEX, SYMBOLS, by_symbol
 from probes.cuda.program import (
+    COOKIE_LAYOUT_SHIFT,
+    COOKIE_NO_RETURN,
+    ENTRY_PROGRAM,
+    RETURN_PROGRAM,
+    cookie_of,
     descriptions,
     hot_layouts,
+    is_described,
     layout_of,
-    program_names,
-    program_of,
     source_text,
 )
 
@@ -120,21 +124,38 @@ def test_an_unknown_struct_is_an_error():
         parse_parameters("@Unknown")
 
 
-def test_every_function_has_a_program_and_fits_in_the_words():
-    names = set(program_names())
+def test_every_function_has_a_way_to_be_read_and_fits_in_the_words():
     for function in FUNCTIONS:
-        assert program_of(function) in names
         layout, places = layout_of(function)
         assert len(layout.words) <= 6
         assert {place.role for place in places} == {field.role for field in function.fields}
+        assert not (function.kind == "launch" and is_described(function))
     assert len(hot_layouts()) <= 4
-    described = {name for name in SYMBOLS if program_of(by_symbol[name]).endswith("described")}
+    described = {name for name in SYMBOLS if is_described(by_symbol[name])}
     assert {SYMBOLS[index] for index in descriptions()} == described
+
+
+def test_a_cookie_tells_function_layout_and_return():
+    text = source_text(4096, 4096, 4096)
+    for name in SYMBOLS:
+        cookie = cookie_of(name)
+        assert cookie & 0xFFFF == SYMBOL_INDEX[name] and not cookie & COOKIE_NO_RETURN
+        assert cookie_of(name, has_return=False) == cookie | COOKIE_NO_RETURN
+        number = cookie >> COOKIE_LAYOUT_SHIFT
+        assert (number == 0) is is_described(by_symbol[name])
+        assert number == 0 or text.count(f"case {number}:") == 1
+
+
+def test_neighbours_in_memory_are_read_at_once():
+    text = source_text(4096, 4096, 4096)
+    cases = text.split("#define LAYOUT_CASES")[1].split("/*")[0]
+    # Two for the launches whose arguments lie on the stack, one for the struct of the third kind.
+    assert cases.count("READ(") == 3
 
 
 def test_the_source_has_every_program_once():
     text = source_text(4096, 4096, 4096)
-    for name in program_names():
+    for name in (ENTRY_PROGRAM, RETURN_PROGRAM):
         assert text.count(f"int {name}(") == 1
 
 
