@@ -18,6 +18,7 @@ from analysis.causes.engine_load import load_windows
 from analysis.engine import gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Finding, Status, Where
+from analysis.gpu import Samples
 from analysis.incomplete import MOST_MISSING, SHORTEST_NS, doubt, doubt_moment
 from analysis.threads import Launcher
 from analysis.waits import waits_of
@@ -268,7 +269,7 @@ def _signs(facts: Facts) -> list[_Sign]:
                 )
             )
         samples = facts.utilisation(device)
-        mean = samples.mean(_at_most_load(facts)) if samples is not None else None
+        mean = _used_with_requests(facts, samples) if samples is not None else None
         told = facts.is_demand_told and facts.demand_ns > 3 * 10**9
         most = BLIND_IDLE_SHARE if _is_blind(facts) else 2 * IDLE_SHARE
         if mean is not None and told and mean[1] >= 3 and mean[0] < 100 * (1 - most):
@@ -295,6 +296,22 @@ def _between_requests(facts: Facts, launcher: Launcher) -> Ints:
     if waiting is None or (waiting.value > 0).mean() > LITTLE_DEMAND:
         return intervals.EMPTY
     return spans
+
+
+def _used_with_requests(facts: Facts, samples: Samples) -> tuple[float, int] | None:
+    """Mean utilisation in % while requests ran, and of how many samples; None without any.
+
+    Requests that take far less than the time between two scrapes leave most of them without one,
+    though tokens came in between: what the device did in all that time, it did while they ran.
+    """
+    running = facts.engine.gauge(words.RUNNING) if facts.engine is not None else None
+    if running is not None:
+        at = intervals.assign(running.time, facts.demand) >= 0
+        present = float((running.value[at] > 0).mean()) if at.any() else 1.0
+        mean = samples.mean(facts.demand)
+        if present < MOST_LOAD and mean is not None:
+            return min(mean[0] / max(present, 1e-9), 100.0), mean[1]
+    return samples.mean(_at_most_load(facts))
 
 
 def _at_most_load(facts: Facts) -> Ints:

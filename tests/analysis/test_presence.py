@@ -1,0 +1,51 @@
+"""A device that is little used: few short requests, or requests that are there all the time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from analysis import attribute
+from analysis.attribution import Attribution
+from tests.analysis.scrapes import Scrapes, gpu_rows
+
+SECONDS = 80
+
+
+def little_used(path: Path, seed: int, *, present: float, util: float) -> Attribution:
+    """Short requests: at a share of the scrapes one runs, and tokens come in every second."""
+    rng = random.Random(seed)
+    engine = Scrapes()
+    here = [index < present * SECONDS for index in range(SECONDS)]
+    rng.shuffle(here)
+    for is_here in here:
+        engine.play(
+            1,
+            requests_running=int(is_here),
+            requests_waiting=0,
+            generation_tokens=rng.randint(150, 250),
+            requests_finished__stop=6,
+        )
+    rows = gpu_rows(engine.start, SECONDS, util_pct=util)
+    return attribute(engine.builder(path / "session").add("gpu_sample", rows).write())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("present", "util"), [(0.25, 23.0), (0.5, 46.0)])
+def test_a_device_that_is_used_while_requests_run_is_well(
+    tmp_path: Path, seed: int, present: float, util: float
+) -> None:
+    attribution = little_used(tmp_path, seed, present=present, util=util)
+    assert attribution.verdict.cause == "healthy"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("present", "util"), [(1.0, 23.0), (0.5, 15.0)])
+def test_a_device_that_is_idle_while_requests_run_is_not(
+    tmp_path: Path, seed: int, present: float, util: float
+) -> None:
+    attribution = little_used(tmp_path, seed, present=present, util=util)
+    assert attribution.verdict.cause == "unknown"
+    assert "utilised while requests were running" in attribution.verdict.text
