@@ -359,6 +359,12 @@ OFFCPU = Table(
         _int("waker_pid", "Process of the task that woke it.", True),
         _int("waker_tid", "Task that woke it.", True),
         _text("waker_name", "Name of that task.", True),
+        _text(
+            "lock",
+            "What it slept on, where that was a lock (futex) of its process: interpreter (Python's "
+            "own lock) or other; null for other sleeps and where it is not known.",
+            True,
+        ),
         _int("call_id", "Innermost CUDA call it happened inside.", True, "i64"),
         _text("function", "Function of that call.", True),
     ),
@@ -426,6 +432,14 @@ GPU_ACTIVITY = Table(
         _int("block_y", "Threads per block in y.", True),
         _int("block_z", "Threads per block in z.", True),
         Column("graph_id", "i64", "Graph it ran in.", None, True),
+        Column(
+            "external_id",
+            "i64",
+            "Number that the program gave to what it did then (CUPTI's external correlation, e.g. "
+            "PyTorch's operator).",
+            None,
+            True,
+        ),
         Column("is_collective", "bool", "Known to be a collective or send/receive.", None, True),
         _RANK,
     ),
@@ -450,7 +464,31 @@ ANNOTATION = Table(
         _RANK,
     ),
     "start_ns",
-    command="tracer import TRACE",
+    command="tracer record --cupti -- COMMAND, or tracer import TRACE",
+)
+
+MEMORY_OPERATION = Table(
+    "memory_operation",
+    "one allocation or release of memory by CUDA, with its address, as CUPTI tells",
+    (
+        _TIME,
+        _int("pid", "Process."),
+        _int("device", "Index of the GPU in the manifest's list; null for host memory.", True),
+        _STREAM,
+        _text("kind", "allocation or release."),
+        _text(
+            "memory_kind",
+            "device, managed, pinned, pageable, array, device_static or managed_static.",
+            True,
+        ),
+        Column("address", "u64", "Where it lies."),
+        _bytes("size_bytes", "Its length; null where a release does not tell."),
+        Column("is_async", "bool", "In the order of the stream, from a pool."),
+        _bytes("pool_used_bytes", "What its pool had given out then."),
+        Column("correlation_id", "i64", "Joins its call (same pid).", None, True),
+    ),
+    "time_ns",
+    command="tracer record --cupti -- COMMAND",
 )
 
 GPU_SAMPLE = Table(
@@ -805,6 +843,7 @@ TABLES: tuple[Table, ...] = (
     HOST_SAMPLE,
     KERNEL_FUNCTION,
     LOSS,
+    MEMORY_OPERATION,
     MPS_CLIENT,
     OFFCPU,
     OFFCPU_SECOND,
@@ -949,6 +988,7 @@ OFFCPU_RECORD = Record(
         RecordField("taker_tid", "u32", "task that got the CPU when it left"),
         RecordField("occupant_pid_tgid", "u64", "task that held the CPU until it came back"),
         RecordField("waker_pid_tgid", "u64", "task that woke it, 0 if none"),
+        RecordField("futex", "u64", "address of the futex it slept on, 0 if none"),
         RecordField("taker_name", "char", "name of the taker", 16),
         RecordField("occupant_name", "char", "name of the occupant", 16),
         RecordField("waker_name", "char", "name of the waker", 16),

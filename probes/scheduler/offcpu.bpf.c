@@ -7,6 +7,22 @@
 
 BPF_RINGBUF_OUTPUT(offcpu, SIDE_PAGES);
 
+/* Address of the futex that the current thread is about to sleep on, 0 for anything else. */
+static __always_inline u64 futex_of_current(void)
+{
+#if HAS_TASK_REGISTERS
+    struct pt_regs *registers = (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
+    u64 call = 0, address = 0;
+    bpf_probe_read_kernel(&call, sizeof(call), &registers->orig_ax);
+    if (call != SYSCALL_FUTEX)
+        return 0;
+    bpf_probe_read_kernel(&address, sizeof(address), &registers->di);
+    return address;
+#else
+    return 0;
+#endif
+}
+
 /* State of a thread of which only the thread id is known. */
 static __always_inline struct slot *find_thread(u32 tid)
 {
@@ -33,6 +49,7 @@ int scheduler_switch(struct sched_switch_arguments *arguments)
         __builtin_memcpy(left->taker_name, arguments->next_comm, 16);
         left->wake_ns = 0;
         left->waker = 0;
+        left->futex = arguments->prev_state & STATE_SLEEPING ? futex_of_current() : 0;
         left->left_ns = bpf_ktime_get_ns();
     }
     struct slot *back = find_thread(arguments->next_pid);
@@ -55,6 +72,7 @@ int scheduler_switch(struct sched_switch_arguments *arguments)
     record->taker_tid = back->taker_tid;
     record->occupant_pid_tgid = bpf_get_current_pid_tgid();
     record->waker_pid_tgid = back->waker;
+    record->futex = back->futex;
     __builtin_memcpy(record->taker_name, back->taker_name, 16);
     __builtin_memcpy(record->occupant_name, arguments->prev_comm, 16);
     __builtin_memcpy(record->waker_name, back->waker_name, 16);

@@ -21,6 +21,7 @@ from probes.cuda.loading import SCHEDULER_PROGRAMS
 from probes.cuda.tracing import Tracing
 from probes.host import proc
 from probes.probe import Batch, ProbeError, SourceReport, make_batch
+from probes.scheduler.interpreter import InterpreterLocks
 
 #: An interval is joined to calls this long after it ended: its call has then ended or is open.
 JOIN_DELAY_NS = 100_000_000
@@ -33,6 +34,8 @@ _MAX_TASKS = 65536
 _SLEEPING, _UNINTERRUPTIBLE, _STATE_MASK = 0x1, 0x2, 0xFF
 _STATES = pa.array(["running", "sleeping", "uninterruptible", "other"])
 _NAMES = pa.array(SYMBOLS)
+#: What ``lock`` says by whether a futex is the interpreter's.
+_LOCKS = {True: "interpreter", False: "other", None: "other"}
 
 _Records = npt.NDArray[np.void]
 _I64 = npt.NDArray[np.int64]
@@ -55,6 +58,7 @@ class OffCpu:
         self._recent = calls.keep_recent()
         self._waiting = np.empty(0, OFFCPU_RECORD.numpy_dtype())
         self._tasks: dict[int, tuple[int, int | None]] = {}
+        self._locks = InterpreterLocks()
         self._n_rows = 0
         self._n_lost = 0
 
@@ -173,9 +177,20 @@ class OffCpu:
             "waker_pid": pa.array((waker >> np.uint64(32)).astype(np.int32), mask=~has_waker),
             "waker_tid": pa.array(_low(waker), mask=~has_waker),
             "waker_name": _text(records["waker_name"], was_woken),
+            "lock": self._lock_names(records, now_ns),
             "call_id": pa.array(call_id, mask=no_call),
             "function": _NAMES.take(pa.array(np.where(no_call, 0, function), mask=no_call)),
         }
+
+    def _lock_names(self, records: _Records, now_ns: int) -> pa.Array:
+        """Whose lock each thread slept on; null where none is known."""
+        where = np.stack(((records["pid_tgid"] >> np.uint64(32)), records["futex"]), axis=1)
+        pairs, inverse = np.unique(where, axis=0, return_inverse=True)
+        names = [
+            _LOCKS[self._locks.is_interpreter(pid, address, now_ns)] if address else None
+            for pid, address in pairs.tolist()
+        ]
+        return pa.array(names, pa.string()).take(pa.array(inverse.reshape(-1)))
 
     def _pid_of(self, tid: int, now_ns: int) -> float:
         """Process of a task, NaN when it is gone; 0 is the idle task."""
