@@ -22,7 +22,7 @@ from analysis.manifest import Manifest, Source
 from analysis.schema import CUDA_CALL, EVENT
 from analysis.timeline import open_session
 from probes.probe import Batch, make_batch
-from tracer import compaction, segment_store
+from tracer import compaction, segment_store, session
 from tracer import recovery as recovery_module
 from tracer.errors import InputError, SessionError
 from tracer.free_space import FreeSpace
@@ -115,7 +115,7 @@ def test_encodings_and_footer(tmp_path):
 def test_segments_close_after_a_time_and_at_a_size(tmp_path):
     now = [0]
     writer = SessionWriter(
-        tmp_path / "s", manifest(), clock=lambda: now[0], segment_ns=3_000, segment_rows=100
+        tmp_path / "s", manifest(), clock=lambda: now[0], segment_ns=2_000, segment_rows=100
     )
     folder = tmp_path / "s" / "cuda_call"
     writer.append(calls(0, 10))
@@ -132,6 +132,40 @@ def test_segments_close_after_a_time_and_at_a_size(tmp_path):
     assert len(list(folder.iterdir())) == 2
     writer.close()
     assert call_ids(tmp_path / "s") == list(range(110))
+
+
+def test_many_rows_wait_less_than_few_and_what_waited_half_as_long_goes_along(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(session, "FEW_ROWS", 20)
+    now = [0]
+    writer = SessionWriter(tmp_path / "s", manifest(), clock=lambda: now[0], segment_ns=2_000)
+
+    def tables_at(time_ns: int) -> set[str]:
+        now[0] = time_ns
+        writer.flush()
+        writer.write_manifest()
+        while not writer.flush():
+            time.sleep(0.001)
+        return {path.name for path in (tmp_path / "s").iterdir() if path.is_dir()}
+
+    writer.append(calls(0, 10))
+    assert tables_at(2_500) == set()
+    writer.append(
+        make_batch(EVENT, {"time_ns": [1], "kind": ["mark"], "name": ["a"], "detail": [""]})
+    )
+    writer.append(calls(10, 10))
+    assert tables_at(2_501) == {"cuda_call"}
+    assert tables_at(5_500) == {"cuda_call", "event"}
+    writer.append(
+        make_batch(EVENT, {"time_ns": [2], "kind": ["mark"], "name": ["b"], "detail": [""]})
+    )
+    now[0] = 7_000
+    writer.append(calls(20, 20))
+    assert tables_at(9_000) == {"cuda_call", "event"}
+    writer.close()
+    files = {name: len(list((tmp_path / "s" / name).iterdir())) for name in ("cuda_call", "event")}
+    assert files == {"cuda_call": 2, "event": 2}
 
 
 def test_an_existing_session_is_not_overwritten(tmp_path):
