@@ -1,4 +1,5 @@
-"""From the records of one process to rows of ``gpu_activity`` and ``annotation``.
+"""From the records of one process to rows of ``gpu_activity``, ``annotation`` and
+``memory_operation``.
 
 Each activity is joined with the call that submitted it by CUPTI's correlation id; of several calls
 with one id (the driver's inside the runtime's) the outermost counts. An activity whose call has not
@@ -17,6 +18,9 @@ import pyarrow as pa
 from analysis.schema import ANNOTATION, GPU_ACTIVITY
 from probes.cuda.demangle import kernel_name
 from probes.cupti import ring
+from probes.cupti.external import ExternalNumbers
+from probes.cupti.memory import memory_rows
+from probes.cupti.named_ranges import range_rows
 from probes.probe import Batch, make_batch
 from probes.recorded.activity_names import is_collective_name
 
@@ -87,6 +91,7 @@ class ActivityTables:
         self._waiting = np.empty(0, ring.RECORD)
         self._words: dict[int, tuple[str | None, bool]] = {0: (None, False)}
         self._cut: set[int] = set()
+        self._external = ExternalNumbers()
         #: Activities without times, and activities whose call is not known.
         self.n_invalid = 0
         self.n_unjoined = 0
@@ -101,9 +106,18 @@ class ActivityTables:
             now_ns: Present time, CLOCK_MONOTONIC.
             is_last: Nothing comes after this: nothing waits any longer.
         """
-        if len(records):
-            self.newest_ns = max(self.newest_ns, int(min(records["end_ns"].max(), now_ns)))
         kind = records["kind"]
+        # Ranges do not come through CUPTI: they say nothing of what it has handed over.
+        end_ns = records["end_ns"][kind <= ring.MEMORY]
+        if len(end_ns):
+            self.newest_ns = max(self.newest_ns, int(min(end_ns.max(), now_ns)))
+        self._external.add(records, now_ns)
+        for batch in (
+            range_rows(records, self._pid),
+            memory_rows(records, self._pid, self._devices_of),
+        ):
+            if batch is not None:
+                yield batch
         self._add_calls(records[kind == ring.CALL])
         yield from self._ranges(records[(kind == ring.SYNC) | (kind == ring.OVERHEAD)])
         found = records[(kind >= ring.KERNEL) & (kind <= ring.GRAPH)]
@@ -185,6 +199,7 @@ class ActivityTables:
         calls = self._calls[np.maximum(row, 0)] if len(self._calls) else np.zeros(len(row), _CALL)
         start = found["start_ns"].astype(np.int64)
         words, is_collective = self._words_of(found, kind)
+        external, has_external = self._external.of(found["correlation"].astype(np.int64))
         direction = np.where(is_copy, found["detail"], 0)
         host = np.where(direction == 2, found["target_kind"], found["source_kind"])
         columns: dict[str, Any] = {
@@ -203,6 +218,7 @@ class ActivityTables:
             "call_start_ns": _nullable(calls["start_ns"], has_call),
             "call_duration_ns": _nullable(calls["end_ns"] - calls["start_ns"], has_call),
             "graph_id": _nullable(found["graph"].astype(np.int64), found["graph"] > 0),
+            "external_id": _nullable(external, has_external),
             "is_collective": is_collective,
         }
         has_shape = is_kernel & (found["grid"] > 0).all(axis=1) & (found["grid"] < 1 << 31).all(1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.schema import ANNOTATION, EVENT, GPU_ACTIVITY, LOSS, Table
+from analysis.schema import ANNOTATION, EVENT, GPU_ACTIVITY, LOSS, MEMORY_OPERATION, Table
 from probes.cupti import ring
 from probes.cupti.build import LIBRARY
 from probes.cupti.process import CollectedProcess
@@ -33,6 +33,7 @@ _REASONS = {
     "cupti": ("buffer_full", "CUPTI had no buffer; some device times are missing."),
     "names": ("names_full", "Some kernels have no name."),
     "invalid": ("bad_record", "Activities without times: cut off, or without device memory."),
+    "ranges": ("ranges_full", "Some ranges that the program named are missing: too many at once."),
 }
 
 
@@ -66,7 +67,7 @@ class CuptiProbe:
     """
 
     name = "cupti"
-    tables: Sequence[Table] = (GPU_ACTIVITY, ANNOTATION, EVENT, LOSS)
+    tables: Sequence[Table] = (GPU_ACTIVITY, ANNOTATION, MEMORY_OPERATION, EVENT, LOSS)
     period_ns = 50_000_000
 
     def __init__(

@@ -14,8 +14,10 @@ from pathlib import Path
 from probes.cupti.build import LIBRARY, build_library
 from probes.probe import ProbeError
 
-#: Variables that make a CUDA program load the library, and tell it the directory.
+#: Variables that make a CUDA program load the library, have NVTX tell it ranges, and tell it the
+#: directory.
 INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
+RANGES_VARIABLE = "NVTX_INJECTION64_PATH"
 DIRECTORY_VARIABLE = "TRACER_CUPTI"
 #: Room of each process: records of 88 bytes, and bytes of kernel names.
 N_RECORDS = 1 << 17
@@ -109,7 +111,11 @@ class Rendezvous:
         """
         own = self.directory / LIBRARY
         library = own if own.is_file() else build_library()
-        return {INJECTION_VARIABLE: str(library), DIRECTORY_VARIABLE: str(self.directory)}
+        return {
+            INJECTION_VARIABLE: str(library),
+            RANGES_VARIABLE: str(library),
+            DIRECTORY_VARIABLE: str(self.directory),
+        }
 
     def add_library(self) -> Path:
         """Put the library itself into the directory, for programs that see nothing else of ours.

@@ -19,19 +19,19 @@ HEADER = np.dtype(
             "magic", "record_bytes", "n_records", "names_bytes", "pid", "start_ticks",
             "attached_ns", "is_early", "state", "site", "error", "cupti_version", "on_ns", "off_ns",
             "helper_ns", "head", "tail", "lost_ring", "lost_cupti", "lost_names", "invalid",
-            "names_used", "n_devices", "uuid", "library",
+            "names_used", "lost_ranges", "n_forked", "n_devices", "uuid", "library",
         ],
         "formats": [
             "<u8", "<u4", "<u4", "<u4", "<i4", "<u8",
             "<u8", "<u4", "<u4", "<u4", "<u4", "<u4", "<u8", "<u8",
             "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8",
-            "<u8", "<u4", ("u1", (16, 16)), "S1024",
+            "<u8", "<u8", "<u4", "<u4", ("u1", (16, 16)), "S1024",
         ],
         "offsets": [
             0, 8, 12, 16, 20, 24,
             32, 40, 48, 52, 56, 60, 64, 72,
             80, 128, 192, 256, 264, 272, 280,
-            288, 296, 304, 560,
+            288, 296, 304, 312, 320, 576,
         ],
         "itemsize": 1600,
     }
@@ -57,10 +57,12 @@ RECORD = np.dtype(
         ("pad", "<u2"),
     ]
 )
-KERNEL, COPY, SET, GRAPH, CALL, SYNC, OVERHEAD = range(1, 8)
+KERNEL, COPY, SET, GRAPH, CALL, SYNC, OVERHEAD, MEMORY, EXTERNAL, RANGE, RANGE_TEXT = range(1, 12)
+#: Where the text of a range begins in its records, and its bytes in each.
+TEXT_OFFSET, TEXT_BYTES = 32, 44
 OFF, ON, FAILED, ENDED = range(4)
 
-_MAGIC = 0x74726372696E6731
+_MAGIC = 0x74726372696E6732
 _HEADER_BYTES = 4096
 _MAX_RECORDS = 1 << 20
 _MAX_NAMES_BYTES = 64 << 20
@@ -74,6 +76,7 @@ class Losses:
     cupti: int = 0
     names: int = 0
     invalid: int = 0
+    ranges: int = 0
 
     def since(self, before: Losses) -> Losses:
         """Return what was lost since then."""
@@ -82,6 +85,7 @@ class Losses:
             self.cupti - before.cupti,
             self.names - before.names,
             self.invalid - before.invalid,
+            self.ranges - before.ranges,
         )
 
 
@@ -186,6 +190,7 @@ class RingFile:
             cupti=int(header["lost_cupti"]),
             names=int(header["lost_names"]),
             invalid=int(header["invalid"]),
+            ranges=int(header["lost_ranges"]),
         )
 
     def close(self, *, remove: bool) -> None:

@@ -29,6 +29,10 @@ _STEP = re.compile(
 )
 
 
+#: What PyTorch appends to an operator's name in an NVTX range, different in each.
+RANGE_COUNTERS = r", (seq|op_id) = .*$"
+
+
 def is_collective_name(name: str) -> bool:
     """Whether a kernel's name is that of a known collective or send/receive."""
     return _COLLECTIVE.search(name) is not None
@@ -43,3 +47,10 @@ def copy_kind_of(name: str) -> str | None:
 def is_step_name(name: str) -> bool:
     """Whether a range's name is that of one step of a profiler or an inference engine."""
     return _STEP.match(name) is not None
+
+
+def range_category(name: str) -> str:
+    """Return step, operator or user for an NVTX range: PyTorch's own carry an operator's name."""
+    if is_step_name(name):
+        return "step"
+    return "operator" if name.startswith(("aten::", "autograd::")) else "user"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from probes.probe import Batch
-from probes.recorded.activity_names import is_step_name
+from probes.recorded.activity_names import RANGE_COUNTERS, range_category
 from probes.recorded.call_names import plain_name
 from probes.recorded.devices import MAX_DEVICES, MAX_STREAM, DeviceIndex
 from probes.recorded.nsys_copies import copy_names
@@ -43,9 +43,6 @@ _ACTIVITY_TABLES = (_KERNEL, _COPY, _SET, _GRAPH)
 
 #: NVTX events that are ranges: pushed and popped, started and ended.
 _NVTX_RANGES = "eventType IN (59, 60)"
-
-#: What PyTorch appends to an operator's name, different in each range.
-_NVTX_COUNTERS = r", (seq|op_id) = .*$"
 
 #: What rows of tables without names are called.
 _UNNAMED = {_SET: "Memset (Device)", _GRAPH: "CUDA graph", _SYNC: "sync"}
@@ -280,7 +277,7 @@ class NsysRecording:
         if table != _NVTX:
             return names
         words = pa.array(texts, pa.string())
-        return pc.replace_substring_regex(pc.coalesce(words, names), _NVTX_COUNTERS, "")
+        return pc.replace_substring_regex(pc.coalesce(words, names), RANGE_COUNTERS, "")
 
     def _add(self, rows: _Rows) -> None:
         start, end = rows.numbers["start"][0], rows.numbers["end"][0]
@@ -344,7 +341,7 @@ class NsysRecording:
         names = self._tables.names.texts
         if rows.table == _NVTX:
             unique, inverse = np.unique(common["name"], return_inverse=True)
-            kinds = [_nvtx_category(names[code]) for code in unique.tolist()]
+            kinds = [range_category(names[code]) for code in unique.tolist()]
             category = np.array([RANGE_CATEGORIES.index(kind) for kind in kinds])[inverse]
         else:
             kind = "os" if rows.table == _OS else "overhead"
@@ -395,10 +392,3 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     _OS: ("nameId",),
     **dict.fromkeys(_OVERHEADS, ("nameId",)),
 }
-
-
-def _nvtx_category(name: str) -> str:
-    """Category of an NVTX range: PyTorch's own carry an operator's name."""
-    if is_step_name(name):
-        return "step"
-    return "operator" if name.startswith(("aten::", "autograd::")) else "user"

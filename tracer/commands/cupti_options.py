@@ -113,13 +113,16 @@ def environment_for(options: CuptiOptions | None) -> Iterator[None]:
     if options is None or options.directory is None:
         yield
         return
-    from probes.cupti.rendezvous import Rendezvous
+    from probes.cupti.rendezvous import RANGES_VARIABLE, Rendezvous
 
     meeting = Rendezvous(options.directory)
     try:
         added = meeting.environment()
     finally:
         meeting.close(remove=False)
+    if os.environ.get(RANGES_VARIABLE):
+        # Somebody else reads the ranges of this program: theirs stays.
+        del added[RANGES_VARIABLE]
     os.environ.update(added)
     try:
         yield

@@ -24,6 +24,8 @@ enum activity_kind {
     ACTIVITY_OVERHEAD = 17,
     ACTIVITY_MEMCPY2 = 22, /* between devices */
     ACTIVITY_SYNCHRONIZATION = 38,
+    ACTIVITY_EXTERNAL_CORRELATION = 39,
+    ACTIVITY_MEMORY2 = 49,
     ACTIVITY_GRAPH_TRACE = 51,
 };
 
@@ -122,6 +124,25 @@ struct activity_graph {
     uint32_t correlation;
     uint64_t start, end;
     uint32_t device, graph, context, stream;
+};
+
+struct activity_memory {
+    uint32_t kind;
+    uint32_t operation, memory_kind;
+    uint32_t correlation;
+    uint64_t address, bytes, timestamp, program_counter;
+    uint32_t process, device, context, stream;
+    const char *name;
+    uint32_t is_async, padding;
+    uint32_t pool_type, pool_padding;
+    uint64_t pool_address, pool_threshold, pool_size, pool_used;
+};
+
+struct activity_external {
+    uint32_t kind;
+    uint32_t external_kind;
+    uint64_t external;
+    uint32_t correlation;
 };
 
 /* What a callback of an API call gets, as far as it is read. */

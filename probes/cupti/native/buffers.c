@@ -158,6 +158,28 @@ static void of_overhead(struct record *out, const struct activity_overhead *in) 
     if (in->object == 2) out->thread = in->thread;
 }
 
+static void of_memory(struct record *out, const struct activity_memory *in) {
+    out->kind = RECORD_MEMORY;
+    out->start_ns = out->end_ns = in->timestamp;
+    out->bytes = in->bytes;
+    out->device = in->device;
+    out->context = in->context;
+    out->stream = in->stream;
+    out->correlation = in->correlation;
+    out->detail = in->operation;
+    out->source_kind = (uint8_t)in->memory_kind;
+    out->target_kind = in->is_async != 0;
+    memcpy(out->grid, &in->address, sizeof in->address);
+    if (in->pool_type != 0) memcpy(out->block, &in->pool_used, sizeof in->pool_used);
+}
+
+static void of_external(struct record *out, const struct activity_external *in) {
+    out->kind = RECORD_EXTERNAL;
+    out->bytes = in->external;
+    out->correlation = in->correlation;
+    out->detail = in->external_kind;
+}
+
 /* Takes over one record; 0 for a kind that was not asked for. */
 static int convert(struct record *out, const struct activity *in, struct ring_header *ring) {
     *out = (struct record){0};
@@ -172,6 +194,8 @@ static int convert(struct record *out, const struct activity *in, struct ring_he
     case ACTIVITY_RUNTIME: of_call(out, (const void *)in); break;
     case ACTIVITY_SYNCHRONIZATION: of_sync(out, (const void *)in); break;
     case ACTIVITY_OVERHEAD: of_overhead(out, (const void *)in); break;
+    case ACTIVITY_MEMORY2: of_memory(out, (const void *)in); break;
+    case ACTIVITY_EXTERNAL_CORRELATION: of_external(out, (const void *)in); break;
     default: return 0;
     }
     return 1;
@@ -186,10 +210,10 @@ static void empty(const struct cupti *cupti, struct ring_header *ring, int index
         rc = cupti->cuptiActivityGetNextRecord(buffer, valid_bytes[index], &in);
         if (rc != CUPTI_OK) break;
         if (!convert(&out, in, ring)) continue;
-        if (out.start_ns == 0 || out.end_ns < out.start_ns) {
+        if (out.kind != RECORD_EXTERNAL && (out.start_ns == 0 || out.end_ns < out.start_ns)) {
             atomic_fetch_add_explicit(&ring->invalid, 1, memory_order_relaxed);
         }
-        ring_push(ring, &out);
+        ring_push(ring, &out, 1);
     }
     if (rc != CUPTI_OK && rc != CUPTI_MAX_LIMIT_REACHED) {
         atomic_fetch_add_explicit(&ring->invalid, 1, memory_order_relaxed);

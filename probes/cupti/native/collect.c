@@ -15,7 +15,8 @@
 #define REQUIRED_KINDS 2
 static const uint32_t common_kinds[] = {ACTIVITY_CONCURRENT_KERNEL, ACTIVITY_MEMCPY,
                                         ACTIVITY_MEMCPY2,           ACTIVITY_MEMSET,
-                                        ACTIVITY_SYNCHRONIZATION,   ACTIVITY_OVERHEAD};
+                                        ACTIVITY_SYNCHRONIZATION,   ACTIVITY_OVERHEAD,
+                                        ACTIVITY_MEMORY2,           ACTIVITY_EXTERNAL_CORRELATION};
 /* Most buffers in device memory per context, 3 MB each: CUPTI's own limit is 250. */
 #define DEVICE_BUFFERS 16
 
@@ -167,6 +168,7 @@ int collect_begin(struct ring_header *ring, const struct control *control) {
         return fail(ring, SITE_ENABLE, rc);
     }
     atomic_store(&ring->on_ns, monotonic_ns());
+    ranges_switch(1);
     return 0;
 }
 
@@ -180,16 +182,19 @@ void collect_step(struct ring_header *ring, int flush) {
         }
     }
     pool_drain(&cupti, ring);
+    ranges_drain(ring);
 }
 
 /* Ends collection and hands over what is left. At the end of the process CUPTI is left attached. */
 void collect_end(struct ring_header *ring, int is_exit) {
     uint64_t now;
     size_t dropped = 0;
+    ranges_switch(0);
     disable_kinds();
     now = monotonic_ns();
     cupti.cuptiActivityFlushAll(FLUSH_FORCED);
     pool_drain(&cupti, ring);
+    ranges_drain(ring);
     if (cupti.cuptiActivityGetNumDroppedRecords(NULL, 0, &dropped) == CUPTI_OK) {
         atomic_fetch_add(&ring->lost_cupti, dropped);
     }

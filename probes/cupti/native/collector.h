@@ -8,7 +8,7 @@
 /* transport.c: one producer, the helper thread */
 struct control *control_open(const char *directory);
 struct ring_header *ring_create(const char *directory, const struct control *control);
-void ring_push(struct ring_header *ring, const struct record *record);
+void ring_push(struct ring_header *ring, const struct record *records, uint32_t n);
 uint32_t ring_name(struct ring_header *ring, const char *name);
 uint64_t monotonic_ns(void);
 
@@ -18,6 +18,10 @@ void pool_close(void);
 void pool_request(uint8_t **buffer, size_t *size, size_t *max_records);
 void pool_complete(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
 void pool_drain(const struct cupti *cupti, struct ring_header *ring);
+
+/* ranges.c */
+void ranges_switch(int on);
+void ranges_drain(struct ring_header *ring);
 
 /* library.c */
 int library_find(struct cupti *cupti, const struct control *control, struct ring_header *ring);

@@ -33,7 +33,14 @@ static _Atomic int is_forked, is_ending, is_ended, is_busy;
 static int is_on, has_failed; /* of the helper thread, and of cuInit before it */
 static uint32_t failed_at;
 
-static void in_child(void) { atomic_store(&is_forked, 1); }
+/* CUDA does not work in it: nothing is collected there, and the parent's ring tells of it. */
+static void in_child(void) {
+    struct ring_header *of_parent = ring;
+    ranges_switch(0);
+    if (!atomic_exchange(&is_forked, 1) && of_parent != NULL) {
+        atomic_fetch_add(&of_parent->n_forked, 1);
+    }
+}
 
 static int is_wanted(void) {
     uint64_t now = monotonic_ns(), beat = atomic_load(&control->beat_ns);

@@ -10,11 +10,14 @@
 #include <stdint.h>
 
 #define CONTROL_MAGIC 0x7472636374726c31ULL
-#define RING_MAGIC 0x74726372696e6731ULL
+#define RING_MAGIC 0x74726372696e6732ULL
 #define CONTROL_BYTES 4096
 #define HEADER_BYTES 4096
 #define PATH_BYTES 1024
 #define DEVICES 16
+/* Bytes of a range's name with its end; the first record of a range holds RANGE_HEAD of them. */
+#define RANGE_TEXT 88
+#define RANGE_HEAD 44
 
 enum control_mode { MODE_ON = 1, MODE_GRAPH_NODES = 2 };
 
@@ -64,6 +67,9 @@ struct ring_header {
     _Atomic uint64_t lost_names;                 /* no room for a name: the record has none */
     _Atomic uint64_t invalid;                    /* without times, or cut off */
     _Atomic uint64_t names_used;
+    _Atomic uint64_t lost_ranges; /* no room in the queue, or nested too deep */
+    _Atomic uint32_t n_forked;    /* children that were forked after CUDA was used */
+    uint32_t pad3;
     _Atomic uint32_t n_devices;
     uint32_t pad2;
     uint8_t uuid[DEVICES][16];
@@ -78,6 +84,10 @@ enum record_kind {
     RECORD_CALL = 5,
     RECORD_SYNC = 6,
     RECORD_OVERHEAD = 7,
+    RECORD_MEMORY = 8,
+    RECORD_EXTERNAL = 9, /* no times; `bytes` is the program's number, `detail` whose */
+    RECORD_RANGE = 10,   /* laid out as struct range_record */
+    RECORD_RANGE_TEXT = 11, /* the rest of the name of the range before it */
 };
 
 struct record {
@@ -87,16 +97,27 @@ struct record {
     uint32_t correlation;
     uint32_t device, context, stream;
     uint32_t name; /* offset of a name in bytes, 0 for none */
-    uint32_t grid[3], block[3];
+    uint32_t grid[3], block[3]; /* of memory: its address, and what its pool holds */
     uint32_t graph;
     uint32_t thread;
-    uint32_t detail; /* id of a call, type of a sync, kind of an overhead or of a copy */
+    uint32_t detail; /* id of a call, type of a sync, kind of an overhead, copy or memory */
     uint8_t source_kind, target_kind;
     uint16_t pad;
+};
+
+struct range_record {
+    uint64_t start_ns, end_ns;
+    uint64_t unused;
+    uint32_t kind;
+    uint32_t unused2;
+    char text[RANGE_HEAD];
+    uint32_t thread;
+    uint32_t unused3[2];
 };
 
 _Static_assert(sizeof(struct control) <= CONTROL_BYTES, "control");
 _Static_assert(sizeof(struct ring_header) <= HEADER_BYTES, "header");
 _Static_assert(sizeof(struct record) == 88, "record");
+_Static_assert(sizeof(struct range_record) == sizeof(struct record), "range");
 
 #endif

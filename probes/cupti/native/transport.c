@@ -103,17 +103,18 @@ struct ring_header *ring_create(const char *directory, const struct control *con
     return ring;
 }
 
-void ring_push(struct ring_header *ring, const struct record *record) {
+/* All of them, which the reader then sees at once, or none. */
+void ring_push(struct ring_header *ring, const struct record *from, uint32_t n) {
     uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_acquire);
     struct record *records =
         (struct record *)((char *)ring + HEADER_BYTES + ring->names_bytes);
-    if (head - tail >= ring->n_records) {
+    if (head - tail + n > ring->n_records) {
         atomic_fetch_add_explicit(&ring->lost_ring, 1, memory_order_relaxed);
         return;
     }
-    records[head & (ring->n_records - 1)] = *record;
-    atomic_store_explicit(&ring->head, head + 1, memory_order_release);
+    for (uint32_t i = 0; i < n; i++) records[(head + i) & (ring->n_records - 1)] = from[i];
+    atomic_store_explicit(&ring->head, head + n, memory_order_release);
 }
 
 /* The offset of a name in the ring's names, where it is put at its first use. */

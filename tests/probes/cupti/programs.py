@@ -35,3 +35,16 @@ check(cuda.cuMemsetD8Async(device, 0, ctypes.c_size_t(4096), stream))
 wait()
 """
 )
+
+
+def with_ranges(library: str) -> str:
+    """`CONTEXT` with `nvtx`, a library that names ranges."""
+    return f"""{CONTEXT}
+nvtx = ctypes.CDLL({library!r})
+for entry in ("domain", "text"):
+    getattr(nvtx, entry).restype = ctypes.c_void_p
+for entry in ("start", "start_in"):
+    getattr(nvtx, entry).restype = ctypes.c_ulonglong
+def handle(value):
+    return ctypes.c_void_p(value)
+"""

@@ -70,6 +70,19 @@ RECORDS = (
         "correlation:correlationId start end device:deviceId graph:graphId context:contextId "
         "stream:streamId",
     ),
+    (
+        "memory",
+        {12: "Memory4", 13: "Memory4"},
+        "operation:memoryOperationType memory_kind:memoryKind correlation:correlationId address "
+        "bytes timestamp process:processId device:deviceId context:contextId stream:streamId "
+        "is_async:isAsync pool_type:memoryPoolConfig.memoryPoolType "
+        "pool_used:memoryPoolConfig.utilizedSize",
+    ),
+    (
+        "external",
+        {12: "ExternalCorrelation", 13: "ExternalCorrelation"},
+        "external_kind:externalKind external:externalId correlation:correlationId",
+    ),
 )
 PEER_COPY = (
     "copy_kind:copyKind bytes start end device:deviceId context:contextId stream:streamId "
@@ -86,6 +99,8 @@ NUMBERS = {
     "ACTIVITY_MEMCPY2": "CUPTI_ACTIVITY_KIND_MEMCPY2",
     "ACTIVITY_SYNCHRONIZATION": "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
     "ACTIVITY_GRAPH_TRACE": "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+    "ACTIVITY_EXTERNAL_CORRELATION": "CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION",
+    "ACTIVITY_MEMORY2": "CUPTI_ACTIVITY_KIND_MEMORY2",
     "ATTRIBUTE_POOL_LIMIT": "CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_POOL_LIMIT",
     "ATTRIBUTE_ZEROED_BUFFERS": "CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER",
     "FLUSH_FORCED": "CUPTI_ACTIVITY_FLAG_FLUSH_FORCED",

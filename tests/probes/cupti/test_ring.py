@@ -18,7 +18,7 @@ NAMES = 4096
 
 def write_ring(path: Path, head: int = 0, **fields: int) -> None:
     header = np.zeros(1, HEADER)
-    header["magic"] = 0x74726372696E6731
+    header["magic"] = 0x74726372696E6732
     header["record_bytes"] = RECORD.itemsize
     header["n_records"] = N
     header["names_bytes"] = NAMES

@@ -45,6 +45,7 @@ def test_a_place_is_prepared_once(tmp_path, capsys) -> None:
     printed = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
     assert printed == {
         "CUDA_INJECTION64_PATH": str(place / "libtracer_cupti.so"),
+        "NVTX_INJECTION64_PATH": str(place / "libtracer_cupti.so"),
         "TRACER_CUPTI": str(place),
     }
     assert place.stat().st_mode & 0o777 == 0o700

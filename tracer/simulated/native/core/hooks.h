@@ -19,6 +19,18 @@ struct sim_submission {
     uint8_t is_host_only;
 };
 
+/* Memory that a call took or gave back. */
+enum sim_memory_kind { SIM_MEMORY_PINNED = 2, SIM_MEMORY_DEVICE = 3, SIM_MEMORY_MANAGED = 5 };
+
+struct sim_memory {
+    uint8_t is_release, is_async;
+    uint8_t kind; /* enum sim_memory_kind */
+    uint32_t device;
+    unsigned long long stream; /* of an asynchronous one */
+    uint64_t address, bytes;
+    uint64_t pool_used; /* of an asynchronous one */
+};
+
 enum sim_wait_type { SIM_WAIT_EVENT = 1, SIM_WAIT_STREAM = 3, SIM_WAIT_CONTEXT = 4 };
 
 struct sim_hooks {
@@ -29,6 +41,7 @@ struct sim_hooks {
     void (*wait)(enum sim_wait_type type, uint32_t device, unsigned long long stream,
                  uint64_t begin_ns, uint64_t end_ns);
     void (*queue_full)(uint64_t begin_ns, uint64_t end_ns);
+    void (*memory)(const struct sim_memory *memory);
 };
 
 /* NULL takes them away. They have to stay valid: a call may be inside. */

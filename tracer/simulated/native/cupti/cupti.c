@@ -25,7 +25,7 @@ int planned_failure(const char *function) {
 
 static int unknown_kind(uint32_t kind) {
     /* Kinds that a client may enable and that nothing here produces. */
-    static const uint8_t silent[] = {3, 5, 8, 9, 12, 22, 37, 39, 45, 49};
+    static const uint8_t silent[] = {3, 5, 8, 9, 12, 22, 37, 45};
     for (size_t i = 0; i < sizeof silent; i++) {
         if (silent[i] == kind) return 0;
     }
@@ -206,6 +206,18 @@ API int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t
     *dropped = records_dropped();
     tracing_unlock();
     return RESULT_OK;
+}
+
+API int cuptiActivityPushExternalCorrelationId(uint32_t kind, uint64_t id) {
+    BEGIN
+    if (kind == 0 || kind >= EXTERNAL_KINDS) return RESULT_INVALID_PARAMETER;
+    return external_push(kind, id) ? RESULT_OK : RESULT_OUT_OF_MEMORY;
+}
+
+API int cuptiActivityPopExternalCorrelationId(uint32_t kind, uint64_t *last) {
+    BEGIN
+    if (kind == 0 || kind >= EXTERNAL_KINDS) return RESULT_INVALID_PARAMETER;
+    return external_pop(kind, last) ? RESULT_OK : RESULT_QUEUE_EMPTY;
 }
 
 API int cuptiFinalize(void) {

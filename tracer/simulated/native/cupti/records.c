@@ -42,6 +42,8 @@ uint32_t record_bytes(uint32_t kind) {
     case KIND_SYNCHRONIZATION: return sizeof(struct synchronization_record);
     case KIND_OVERHEAD: return sizeof(struct overhead_record);
     case KIND_GRAPH_TRACE: return sizeof(struct graph_record);
+    case KIND_MEMORY2: return sizeof(struct memory_record);
+    case KIND_EXTERNAL_CORRELATION: return sizeof(struct external_record);
     default: return 0;
     }
 }

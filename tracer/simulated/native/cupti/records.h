@@ -12,12 +12,15 @@ enum kind {
     KIND_CONCURRENT_KERNEL = 10,
     KIND_OVERHEAD = 17,
     KIND_SYNCHRONIZATION = 38,
+    KIND_EXTERNAL_CORRELATION = 39,
+    KIND_MEMORY2 = 49,
     KIND_GRAPH_TRACE = 51,
     KINDS = 64,
 };
 
-enum { RESULT_OK = 0, RESULT_INVALID_PARAMETER = 1, RESULT_INVALID_OPERATION = 7,
-       RESULT_NOT_IMPLEMENTED = 11, RESULT_MAX_LIMIT_REACHED = 12, RESULT_INVALID_KIND = 21,
+enum { RESULT_OK = 0, RESULT_INVALID_PARAMETER = 1, RESULT_INVALID_OPERATION = 7, RESULT_OUT_OF_MEMORY = 8,
+       RESULT_NOT_IMPLEMENTED = 11, RESULT_MAX_LIMIT_REACHED = 12, RESULT_QUEUE_EMPTY = 18,
+       RESULT_INVALID_KIND = 21,
        RESULT_NOT_SUPPORTED = 27, RESULT_MULTIPLE_SUBSCRIBERS = 39 };
 
 #if CUPTI == 12
@@ -102,6 +105,23 @@ struct graph_record {
     uint32_t end_device, end_context;
 };
 
+struct memory_record {
+    uint32_t kind, operation, memory_kind, correlation;
+    uint64_t address, bytes, timestamp, program_counter;
+    uint32_t process, device, context, stream;
+    const char *name;
+    uint32_t is_async, pad;
+    uint32_t pool_type, pool_pad;
+    uint64_t pool_address, pool_threshold, pool_size, pool_used;
+    const char *source;
+};
+
+struct external_record {
+    uint32_t kind, external_kind;
+    uint64_t external;
+    uint32_t correlation, reserved;
+};
+
 _Static_assert(sizeof(struct kernel_record) == KERNEL_BYTES, "kernel");
 _Static_assert(sizeof(struct memcpy_record) == MEMCPY_BYTES, "memcpy");
 _Static_assert(sizeof(struct memset_record) == MEMSET_BYTES, "memset");
@@ -109,6 +129,8 @@ _Static_assert(sizeof(struct api_record) == 40, "api");
 _Static_assert(sizeof(struct synchronization_record) == 56, "synchronization");
 _Static_assert(sizeof(struct overhead_record) == 56, "overhead");
 _Static_assert(sizeof(struct graph_record) == 56, "graph");
+_Static_assert(sizeof(struct memory_record) == 128, "memory");
+_Static_assert(sizeof(struct external_record) == 24, "external");
 
 /* records.c; all with the lock of the tracer held */
 struct pending {

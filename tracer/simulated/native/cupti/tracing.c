@@ -27,6 +27,37 @@ static uint32_t enter(uint32_t cbid) {
     return atomic_fetch_add(&correlations, 1) + 1;
 }
 
+#define EXTERNAL_DEPTH 32
+static __thread struct {
+    uint64_t ids[EXTERNAL_DEPTH];
+    uint32_t depth;
+} externals[EXTERNAL_KINDS];
+
+int external_push(uint32_t kind, uint64_t id) {
+    if (externals[kind].depth == EXTERNAL_DEPTH) return 0;
+    externals[kind].ids[externals[kind].depth++] = id;
+    return 1;
+}
+
+int external_pop(uint32_t kind, uint64_t *last) {
+    if (externals[kind].depth == 0) return 0;
+    externals[kind].depth--;
+    if (last != NULL) *last = externals[kind].ids[externals[kind].depth];
+    return 1;
+}
+
+/* Before the record of a call comes one for each kind that the thread has a number of. */
+static void of_externals(uint32_t correlation) {
+    for (uint32_t kind = 0; kind < EXTERNAL_KINDS; kind++) {
+        struct external_record *r;
+        if (externals[kind].depth == 0 || (r = record_reserve(sizeof *r, 0)) == NULL) continue;
+        *r = (struct external_record){.kind = KIND_EXTERNAL_CORRELATION,
+                                      .external_kind = kind,
+                                      .external = externals[kind].ids[externals[kind].depth - 1],
+                                      .correlation = correlation};
+    }
+}
+
 static void leave(uint32_t cbid, uint32_t correlation, uint64_t entry_ns, uint32_t rc) {
     void (*callback)(void *, uint32_t, uint32_t, const void *) = NULL;
     void *user = NULL;
@@ -36,7 +67,9 @@ static void leave(uint32_t cbid, uint32_t correlation, uint64_t entry_ns, uint32
     } data = {.site = 1};
     tracing_lock();
     if (cbid < 1024 && (tracing.kinds[KIND_DRIVER] || tracing.calls[cbid])) {
-        struct api_record *r = record_reserve(sizeof *r, 0);
+        struct api_record *r;
+        if (tracing.kinds[KIND_EXTERNAL_CORRELATION]) of_externals(correlation);
+        r = record_reserve(sizeof *r, 0);
         if (r != NULL) {
             *r = (struct api_record){.kind = KIND_DRIVER, .cbid = cbid,
                                      .start = record_time(entry_ns),
@@ -154,7 +187,25 @@ static void queue_full(uint64_t begin_ns, uint64_t end_ns) {
     tracing_unlock();
 }
 
-static const struct sim_hooks hooks = {enter, leave, tag, submit, wait_over, queue_full};
+static void of_memory(const struct sim_memory *in) {
+    tracing_lock();
+    if (tracing.kinds[KIND_MEMORY2]) {
+        struct memory_record *r = record_reserve(sizeof *r, 0);
+        if (r != NULL) {
+            *r = (struct memory_record){
+                .kind = KIND_MEMORY2, .operation = in->is_release ? 2 : 1, .memory_kind = in->kind,
+                .correlation = enter(0), .address = in->address, .bytes = in->bytes,
+                .timestamp = record_time(sim_clock_ns()), .process = (uint32_t)getpid(),
+                .device = in->device, .context = in->device + 1,
+                .stream = in->is_async ? (uint32_t)in->stream : 0xFFFFFFFF,
+                .is_async = in->is_async, .pool_type = in->is_async ? 1 : 0,
+                .pool_used = in->is_async ? in->pool_used : 0};
+        }
+    }
+    tracing_unlock();
+}
+
+static const struct sim_hooks hooks = {enter, leave, tag, submit, wait_over, queue_full, of_memory};
 
 void tracing_update(void) {
     int is_on = 0;

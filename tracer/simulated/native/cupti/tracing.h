@@ -20,6 +20,10 @@ void tracing_lock(void);
 void tracing_unlock(void);
 /* Follows what is switched on: with nothing, the driver is left alone. */
 void tracing_update(void);
+/* Numbers that a thread's calls belong to, innermost last; 0 without room, or without any. */
+enum { EXTERNAL_KINDS = 6 };
+int external_push(uint32_t kind, uint64_t id);
+int external_pop(uint32_t kind, uint64_t *last);
 /* The error that TRACER_SIM_CUPTI_FAIL (function=code,...) asks for, or 0. */
 int planned_failure(const char *function);
 

@@ -1,5 +1,6 @@
 /* Device and pinned memory. Device memory has an address but no contents. */
 #define _GNU_SOURCE
+#include "../core/hooks.h"
 #include "memory.h"
 
 #include <stdlib.h>
@@ -94,7 +95,27 @@ static uint64_t in_use(int device) {
     return sum;
 }
 
-static CUresult allocate(CUdeviceptr *out, size_t size, enum place place) {
+static _Atomic uint64_t pooled; /* bytes that the default pool has given out */
+
+/* Tells CUPTI of memory that was taken or given back; `stream` is NULL where it waits for none. */
+static void tell(const struct block *b, int is_release, const struct stream *stream) {
+    const struct sim_hooks *hooks = sim_hooks();
+    struct sim_memory memory = {.is_release = is_release != 0, .is_async = stream != NULL,
+                                .kind = b->place == PINNED    ? SIM_MEMORY_PINNED
+                                        : b->place == MANAGED ? SIM_MEMORY_MANAGED
+                                                              : SIM_MEMORY_DEVICE,
+                                .device = b->device < 0 ? 0 : (uint32_t)b->device,
+                                .address = b->base, .bytes = b->size};
+    if (stream != NULL) {
+        memory.stream = stream->id;
+        memory.pool_used = atomic_fetch_add(&pooled, is_release ? -b->size : b->size);
+        memory.pool_used += is_release ? -b->size : b->size;
+    }
+    if (hooks == NULL) return;
+    hooks->memory(&memory);
+}
+
+static CUresult allocate(CUdeviceptr *out, size_t size, enum place place, struct stream *s) {
     struct context *ctx = current();
     size_t whole = (size + PAGE - 1) & ~(PAGE - 1);
     int protection = place == MANAGED ? PROT_READ | PROT_WRITE : PROT_NONE;
@@ -114,11 +135,12 @@ static CUresult allocate(CUdeviceptr *out, size_t size, enum place place) {
         return OUT_OF_MEMORY;
     }
     atomic_fetch_add(used, whole);
+    tell(&(struct block){(uintptr_t)p, whole, place, ctx->device}, 0, s);
     *out = (CUdeviceptr)(uintptr_t)p;
     return OK;
 }
 
-static CUresult release(CUdeviceptr pointer) {
+static CUresult release(CUdeviceptr pointer, struct stream *s) {
     struct block b;
     if (ready() != OK) return NOT_INITIALIZED;
     if (pointer == 0) return OK;
@@ -126,32 +148,35 @@ static CUresult release(CUdeviceptr pointer) {
     if (b.place == PINNED || b.place == REGISTERED) return INVALID_VALUE;
     munmap((void *)b.base, b.size);
     atomic_fetch_sub(&sim->state->client[client].memory_bytes[b.device], b.size);
+    tell(&b, 1, s);
     return OK;
 }
 
-API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size) { return allocate(out, size, DEVICE); }
+API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size) {
+    return allocate(out, size, DEVICE, NULL);
+}
 
 API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
                                 unsigned int element) {
     (void)element;
     *pitch = (width + 511) & ~(size_t)511;
-    return allocate(out, *pitch * height, DEVICE);
+    return allocate(out, *pitch * height, DEVICE, NULL);
 }
 
 API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags) {
     (void)flags;
-    return allocate(out, size, MANAGED);
+    return allocate(out, size, MANAGED, NULL);
 }
 
 /* Freeing waits for the device, as the real one does. */
 API CUresult cuMemFree_v2(CUdeviceptr pointer) {
     struct context *ctx = current();
     if (ready() == OK && ctx != NULL && pointer != 0) wait_context(ctx);
-    return release(pointer);
+    return release(pointer, NULL);
 }
 
 static CUresult allocate_async(CUdeviceptr *out, size_t size, struct stream *s) {
-    return s == NULL ? INVALID_CONTEXT : allocate(out, size, DEVICE);
+    return s == NULL ? INVALID_CONTEXT : allocate(out, size, DEVICE, s);
 }
 
 API CUresult cuMemAllocAsync(CUdeviceptr *out, size_t size, CUstream s) {
@@ -174,13 +199,11 @@ API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t size, CUmemor
 }
 
 API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream s) {
-    (void)s;
-    return release(pointer);
+    return release(pointer, resolve(s, 0));
 }
 
 API CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream s) {
-    (void)s;
-    return release(pointer);
+    return release(pointer, resolve(s, 1));
 }
 
 static CUresult allocate_host(void **out, size_t size) {
@@ -194,6 +217,7 @@ static CUresult allocate_host(void **out, size_t size) {
         munmap(p, size);
         return OUT_OF_MEMORY;
     }
+    tell(&(struct block){(uintptr_t)p, size, PINNED, -1}, 0, NULL);
     *out = p;
     return OK;
 }
@@ -211,6 +235,7 @@ API CUresult cuMemFreeHost(void *pointer) {
     if (place_of((uintptr_t)pointer, NULL, NULL, NULL) != PINNED) return INVALID_VALUE;
     if (take((uintptr_t)pointer, &b) != 0) return INVALID_VALUE;
     munmap((void *)b.base, b.size);
+    tell(&b, 1, NULL);
     return OK;
 }
 
