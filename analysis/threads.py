@@ -54,6 +54,7 @@ _COLUMNS = (
     "occupant_name",
     "waker_pid",
     "waker_tid",
+    "lock",
 )
 
 
@@ -72,6 +73,8 @@ class Absences:
         tid: The thread.
         waker_pid: Process of the task that woke it, -1 where not known.
         waker_tid: Task that woke it, -1 where not known.
+        is_interpreter: It slept on the lock of its Python interpreter.
+        is_other_lock: It slept on another lock.
         culprit: Index into ``culprits``: the task that had the CPU while it was ready.
         culprits: ``(pid, tid, name)``; tid 0 is an idle CPU, pid None is not known.
     """
@@ -85,6 +88,8 @@ class Absences:
     tid: Ints
     waker_pid: Ints
     waker_tid: Ints
+    is_interpreter: Bools
+    is_other_lock: Bools
     culprit: Ints
     culprits: list[tuple[int | None, int | None, str]]
 
@@ -103,6 +108,8 @@ class Absences:
             self.tid[mask],
             self.waker_pid[mask],
             self.waker_tid[mask],
+            self.is_interpreter[mask],
+            self.is_other_lock[mask],
             self.culprit[mask],
             self.culprits,
         )
@@ -142,6 +149,8 @@ def load_absences(session: Session) -> Absences | None:
         rows["tid"].to_numpy().astype(np.int64),
         _ints(rows["waker_pid"], -1),
         _ints(rows["waker_tid"], -1),
+        _equals(rows["lock"], "interpreter"),
+        _equals(rows["lock"], "other"),
         culprit,
         culprits,
     )

@@ -29,12 +29,16 @@ class Waits:
         n_sleeps: Sleeps that each is made of.
         waker_pid: Process of the task that ended it, -1 where not known.
         waker_tid: Task that ended it, -1 where not known.
+        is_interpreter: Most of it was slept on the lock of the Python interpreter.
+        is_other_lock: Most of it was slept on another lock.
     """
 
     spans: Ints
     n_sleeps: Ints
     waker_pid: Ints
     waker_tid: Ints
+    is_interpreter: Flags
+    is_other_lock: Flags
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -52,21 +56,28 @@ def waits_of(launcher: Launcher) -> Waits:
     """
     absences = launcher.absences
     nothing = np.empty(0, dtype=np.int64)
+    no_waits = Waits(
+        *(intervals.EMPTY, nothing, nothing, nothing), nothing.astype(bool), nothing.astype(bool)
+    )
     if absences is None:
-        return Waits(intervals.EMPTY, nothing, nothing, nothing)
+        return no_waits
     is_sleep = absences.has_state & ~absences.is_blocked & (absences.ready > absences.start)
     spans = absences.spans
     in_sync = intervals.overlap_each(spans, launcher.states["waiting"])
     own = absences.pick(is_sleep & (2 * in_sync <= spans[:, 1] - spans[:, 0]))
     if len(own) == 0:
-        return Waits(intervals.EMPTY, nothing, nothing, nothing)
+        return no_waits
     first = np.flatnonzero(np.append(True, own.start[1:] - own.end[:-1] > CHAIN_NS))
     last = np.append(first[1:] - 1, len(own) - 1)
+    length = own.end - own.start
+    whole = np.add.reduceat(length, first)
     return Waits(
         intervals.make(own.start[first], own.end[last]),
         (last - first + 1).astype(np.int64),
         own.waker_pid[last],
         own.waker_tid[last],
+        2 * np.add.reduceat(length * own.is_interpreter, first) > whole,
+        2 * np.add.reduceat(length * own.is_other_lock, first) > whole,
     )
 
 

@@ -78,33 +78,43 @@ def _gil(facts: Facts, launcher: Launcher) -> Finding:
     chains = waits_of(launcher)
     length = chains.length_ns
     by_sibling = (chains.waker_pid == launcher.pid) & (chains.waker_tid != launcher.tid)
-    spans = intervals.union(chains.spans[by_sibling])
+    is_proven = int(chains.is_interpreter.sum()) >= N_WAITS
+    # Where the interpreter's lock is known, what was slept on another one is not its doing.
+    held = chains.is_interpreter if is_proven else by_sibling & ~chains.is_other_lock
+    spans = intervals.union(chains.spans[held])
     idle = intervals.subtract(spans, facts.busy(facts.device_of[launcher.pid]))
     severity = assess(idle, facts.demand)
-    n = int(by_sibling.sum())
+    n = int(held.sum())
     finding.evidence = [
-        Evidence("sleeps_ended_by_own_threads", int(length[by_sibling].sum()), "ns", n, "offcpu"),
+        Evidence(
+            "sleeps_on_interpreter_lock" if is_proven else "sleeps_ended_by_own_threads",
+            *(int(length[held].sum()), "ns", n, "offcpu"),
+        ),
     ]
     told = int(length.sum())
-    if n < N_WAITS or not severity.is_material or int(length[by_sibling].sum()) < BY_SIBLING * told:
+    is_habit = is_proven or int(length[held].sum()) >= BY_SIBLING * told
+    if n < N_WAITS or not severity.is_material or not is_habit:
+        how = "were on the interpreter's lock" if is_proven else "were ended by its own process"
         finding.excluded.append(
             Exclusion(
                 GIL,
-                f"other threads of the process ended {n} of {len(length)} sleeps of the launching "
-                f"thread, {100 * severity.share:.0f} % of the time with demand",
+                f"{n} of {len(length)} sleeps of the launching thread {how}, "
+                f"{100 * severity.share:.0f} % of the time with demand",
             )
         )
         return finding
     finding.lost_ns, finding.lost_share = severity.lost_ns, severity.share
     finding.start_ns, finding.end_ns, finding.spans = severity.start_ns, severity.end_ns, spans
-    whole = max(int(length[by_sibling].sum()), 1)
-    timed = float(length[by_sibling & (chains.n_sleeps > 1)].sum()) / whole
-    median = quantiles.median(length[by_sibling]) or 0
-    finding.evidence += [
-        Evidence("wait_p50", int(median), "ns", n, "offcpu"),
-        Evidence("in_chains_of_timed_sleeps", round(100 * timed, 1), "%", n, "offcpu"),
-    ]
-    waker = int(np.bincount(chains.waker_tid[by_sibling]).argmax())
+    whole = max(int(length[held].sum()), 1)
+    timed = float(length[held & (chains.n_sleeps > 1)].sum()) / whole
+    median = quantiles.median(length[held]) or 0
+    finding.evidence.append(Evidence("wait_p50", int(median), "ns", n, "offcpu"))
+    if is_proven:
+        return _proven(facts, launcher, finding, chains.waker_tid[held & by_sibling])
+    finding.evidence.append(
+        Evidence("in_chains_of_timed_sleeps", round(100 * timed, 1), "%", n, "offcpu")
+    )
+    waker = int(np.bincount(chains.waker_tid[held]).argmax())
     threads = thread_shares(facts.session, {launcher.pid}, facts.end_ns - facts.start_ns)
     if threads is not None:
         # A holder that waits for a CPU itself holds on as well.
@@ -140,6 +150,29 @@ def _gil(facts: Facts, launcher: Launcher) -> Finding:
         f"the launching thread slept for {100 * severity.share:.0f} % of the time with demand "
         f"until thread {waker} of its process woke it, as the interpreter lock makes it, but what "
         "lock it was is not in the recording"
+    )
+    finding.excluded.append(
+        Exclusion("launch.cpu_delay", "the thread was asleep in this time, not ready to run")
+    )
+    return finding
+
+
+def _proven(facts: Facts, launcher: Launcher, finding: Finding, wakers: Ints) -> Finding:
+    """The finding where the kernel saw that the thread slept on the interpreter's own lock."""
+    by = ""
+    if len(wakers):
+        waker = int(np.bincount(wakers).argmax())
+        share = float((wakers == waker).mean())
+        by = f"; thread {waker} of its process ended {100 * share:.0f} % of the waits that one did"
+        finding.evidence.append(
+            Evidence(f"ended by thread {waker}", round(100 * share, 1), "%", len(wakers), "offcpu")
+        )
+    finding.status = Status.FOUND
+    finding.confidence = 0.9 * facts.trust("sched", "offcpu")
+    finding.summary = (
+        f"The thread {launcher.tid} that feeds the device slept on the lock of its Python "
+        f"interpreter for {finding.lost_ns / 1e9:.2f} s ({100 * finding.lost_share:.0f} % of the "
+        f"time with demand){by}."
     )
     finding.excluded.append(
         Exclusion("launch.cpu_delay", "the thread was asleep in this time, not ready to run")
@@ -291,8 +324,9 @@ CAUSES = (
         GIL,
         "another thread held the interpreter",
         "The launching thread waited for Python's interpreter lock, which a sibling thread held.",
-        "Short sleeps of the launching thread that a sibling's wake ends, one thread of the "
-        "process on a CPU at a time; the interpreter must tell that it was its lock.",
+        "Sleeps of the launching thread on the lock within the interpreter's own state. Where that "
+        "is not known, short sleeps that a sibling's wake ends, one thread of the process on a "
+        "CPU at a time, make it suspected.",
         "Other processes (they make it ready, not asleep), a CPU quota, another lock.",
         "Record interpreter waits: tracer record --for launch.gil --pid PID.",
         "Move the sibling's work to another process, or make it poll less often.",

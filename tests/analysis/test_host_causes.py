@@ -34,12 +34,20 @@ def threads(service: Service, shares: dict[tuple[int, int], float]) -> None:
     ]
 
 
-def locked(service: Service, waker_pid: int, waker_tid: int) -> None:
-    """Before every second step the thread waits in slices of 5 ms for somebody."""
+def locked(
+    service: Service, waker_pid: int, waker_tid: int, lock: str | None = None, every_other: int = 0
+) -> None:
+    """Before every second step the thread waits in slices of 5 ms for somebody, on a lock that
+    the recording tells or not; of so many waits one is on the interpreter's.
+    """
+    n = 0
     while service.now < service.start + 12 * S:
+        n += 1
+        told = "interpreter" if every_other and n % every_other == 0 else lock
         for part in (5, 5, 3):
             waker = {"waker_pid": waker_pid, "waker_tid": waker_tid} if part == 3 else {}
-            service.absent(service.now, service.now + part * MS, "sleeping", 4_000, **waker)
+            span = (service.now, service.now + part * MS)
+            service.absent(*span, "sleeping", 4_000, lock=told, **waker)
             service.now += part * MS
         service.decode_step()
         service.decode_step()
@@ -73,6 +81,29 @@ def test_waits_that_are_not_for_the_interpreter(
     threads(service, shares)
     attribution = attribute(service.session(tmp_path / "session"))
     assert finding(attribution, "launch.gil").status is Status.NOT_FOUND
+
+
+@pytest.mark.parametrize("share", [0.55, 0.01], ids=["a busy sibling", "an idle one"])
+def test_sleeps_on_the_interpreters_own_lock_prove_it(tmp_path: Path, share: float) -> None:
+    service = Service(seed=1)
+    locked(service, service.pid, SIBLING, "interpreter")
+    threads(service, {(service.pid, SIBLING): share})
+    attribution = attribute(service.session(tmp_path / "session"))
+    gil = finding(attribution, "launch.gil")
+    assert gil.status is Status.FOUND
+    assert gil.lost_share == pytest.approx(13 / 32, abs=0.08)
+    assert attribution.verdict.cause == "launch.gil"
+    assert f"thread {SIBLING}" in gil.summary
+
+
+@pytest.mark.parametrize("every_other", [0, 12], ids=["only another lock", "few of them"])
+def test_sleeps_on_another_lock_are_not_the_interpreters(tmp_path: Path, every_other: int) -> None:
+    service = Service(seed=1)
+    locked(service, service.pid, SIBLING, "other", every_other)
+    threads(service, {(service.pid, SIBLING): 0.55})
+    attribution = attribute(service.session(tmp_path / "session"))
+    assert finding(attribution, "launch.gil").status is Status.NOT_FOUND
+    assert attribution.verdict.cause != "launch.gil"
 
 
 def collecting(service: Service, every: int, length_ns: int) -> list[dict[str, Any]]:
