@@ -14,6 +14,8 @@ from probes.host import proc
 
 #: Most ended processes that are kept for the manifest; the oldest are dropped beyond it.
 MAX_ENDED = 4096
+#: A tree of no more threads is searched for children by their lists, without counting processes.
+FEW_THREADS = 64
 #: A process that started this long after the fork that made its pid known is another one.
 _START_TOLERANCE_NS = 50_000_000
 
@@ -59,7 +61,10 @@ class _Entry:
     process: TargetProcess
     start_ticks: int | None
     image: tuple[object, ...] | None
+    n_threads: int = 0
     exit_time_ns: int | None = None
+    #: The files ``cmdline`` and ``cgroup`` that the process's fields were made from.
+    files: tuple[bytes, bytes] = (b"", b"")
 
 
 class TargetTree:
@@ -222,18 +227,18 @@ class TargetTree:
 
     def _add(self, stat: proc.ProcessStat) -> TargetProcess:
         """Make a process that was just read part of the tree."""
-        cgroups = proc.read_cgroups(stat.pid, self._root)
-        process = TargetProcess(
-            pid=stat.pid,
-            parent_pid=stat.parent_pid or None,
-            start_ns=proc.start_time_ns(stat.start_ticks, self._offset_ns),
-            name=stat.name,
-            command_line=proc.command_line(stat.pid, self._root),
-            container=proc.container_id(cgroups),
-            cgroup=proc.main_cgroup(cgroups),
+        entry = _Entry(
+            TargetProcess(
+                pid=stat.pid,
+                parent_pid=stat.parent_pid or None,
+                start_ns=proc.start_time_ns(stat.start_ticks, self._offset_ns),
+            ),
+            stat.start_ticks,
+            self._image(stat),
         )
-        self._living[stat.pid] = _Entry(process, stat.start_ticks, self._image(stat))
-        return process
+        self._describe(entry, stat)
+        self._living[stat.pid] = entry
+        return entry.process
 
     def _update(self, entry: _Entry, stat: proc.ProcessStat) -> bool:
         """Take over name, command line, cgroup and image; return whether the image is new.
@@ -244,15 +249,26 @@ class TargetTree:
         image = self._image(stat)
         is_new = image is not None and entry.image is not None and image != entry.image
         entry.image = image if image is not None else entry.image
-        cgroups = proc.read_cgroups(stat.pid, self._root)
-        entry.process = replace(
-            entry.process,
-            name=stat.name,
-            command_line=proc.command_line(stat.pid, self._root),
-            container=proc.container_id(cgroups),
-            cgroup=proc.main_cgroup(cgroups),
-        )
+        self._describe(entry, stat)
         return is_new
+
+    def _describe(self, entry: _Entry, stat: proc.ProcessStat) -> None:
+        """Take over the number of threads, and name, command line and cgroup where they changed."""
+        entry.n_threads = stat.n_threads
+        folder = f"{self._root}/{stat.pid}"
+        command_line = proc.read_bytes(f"{folder}/cmdline", proc.MAX_COMMAND_LINE_BYTES)
+        cgroup = proc.read_bytes(f"{folder}/cgroup")
+        files = (command_line or b"", cgroup or b"")
+        if files != entry.files or command_line is None or stat.name != entry.process.name:
+            entry.files = files
+            cgroups = proc.parse_cgroups(files[1])
+            entry.process = replace(
+                entry.process,
+                name=stat.name,
+                command_line=None if command_line is None else proc.redacted(command_line),
+                container=proc.container_id(cgroups),
+                cgroup=proc.main_cgroup(cgroups),
+            )
 
     def _image(self, stat: proc.ProcessStat) -> tuple[object, ...] | None:
         """What differs between two programs that a process ran.
@@ -300,13 +316,13 @@ class TargetTree:
         """
         if not self._living:
             return []
-        n_threads = sum(len(proc.list_tids(pid, self._root)) for pid in self._living)
-        pids = proc.list_pids(self._root)
-        if n_threads < len(pids):
+        n_threads = sum(entry.n_threads for entry in self._living.values())
+        pids = None if n_threads <= FEW_THREADS else proc.list_pids(self._root)
+        if pids is None or n_threads < len(pids):
             found = self._find_by_children()
             if found is not None:
                 return found
-        return self._find_by_parents(pids)
+        return self._find_by_parents(proc.list_pids(self._root) if pids is None else pids)
 
     def _find_by_children(self) -> list[proc.ProcessStat] | None:
         found: dict[int, proc.ProcessStat] = {}

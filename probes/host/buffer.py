@@ -26,8 +26,8 @@ SLOWEST_NS = 10 * SECOND_NS
 
 #: What one sample takes of one thing.
 Reading = TypeVar("Reading")
-#: Columns of one row by name; those that are absent are null.
-Row = Mapping[str, Any]
+#: Values by column, all equally many; columns that are absent are null.
+Columns = Mapping[str, Sequence[Any]]
 
 
 class ReadingBuffer(Generic[Reading]):
@@ -36,16 +36,16 @@ class ReadingBuffer(Generic[Reading]):
     Args:
         table: Declaration of the table.
         hold_ns: Longest time that a reading is kept back.
-        to_rows: Makes rows of readings.
+        to_columns: Makes columns of readings; none where there is no row.
     """
 
     def __init__(
-        self, table: Table, hold_ns: int, to_rows: Callable[[Sequence[Reading]], Sequence[Row]]
+        self, table: Table, hold_ns: int, to_columns: Callable[[Sequence[Reading]], Columns]
     ) -> None:
         self.n_rows = 0
         self._table = table
         self._hold_ns = hold_ns
-        self._to_rows = to_rows
+        self._to_columns = to_columns
         self._readings: list[Reading] = []
         self._since_ns = 0
 
@@ -62,12 +62,18 @@ class ReadingBuffer(Generic[Reading]):
     def take(self) -> list[Batch]:
         """Return the rows of all readings that are kept."""
         readings, self._readings = self._readings, []
-        rows = self._to_rows(readings)
-        if not rows:
+        columns = self._to_columns(readings)
+        if not columns:
             return []
-        columns = {name: [row.get(name) for row in rows] for name in self._table.column_names}
-        self.n_rows += len(rows)
-        return [make_batch(self._table, columns)]
+        batch = make_batch(self._table, columns)
+        self.n_rows += batch.rows.num_rows
+        return [batch]
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the columns of rows that have some of them each."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 class BeatProbe(Generic[Reading]):
@@ -97,7 +103,7 @@ class BeatProbe(Generic[Reading]):
         self._interval_ns = interval_ns
         self._pacer = Pacer(interval_ns)
         held_ns = hold_ns if interval_ns < hold_ns else 0
-        self._buffer = ReadingBuffer(table, held_ns, self.to_rows)
+        self._buffer = ReadingBuffer(table, held_ns, self.to_columns)
         self._files = HeldFiles()
         self._cost_ns = 0
         self._n_samples = 0
@@ -136,8 +142,8 @@ class BeatProbe(Generic[Reading]):
         """
         raise NotImplementedError
 
-    def to_rows(self, readings: Sequence[Reading]) -> Sequence[Row]:
-        """Return the rows of all readings since the last call, in order."""
+    def to_columns(self, readings: Sequence[Reading]) -> Columns:
+        """Return the rows of all readings since the last call, in order; none without rows."""
         raise NotImplementedError
 
     def _take_sample(self, now_ns: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from analysis.schema import HOST_SAMPLE
 from probes.host import proc
-from probes.host.buffer import SECOND_NS, BeatProbe, Row
+from probes.host.buffer import SECOND_NS, BeatProbe, Columns, columns_of
 from probes.host.cgroup import CgroupMount, cgroups_of, find_mounts, sample_cgroups
 from probes.host.cpus import SYS, IdleStates
 from probes.host.held import ReadFile
@@ -21,6 +21,7 @@ _NS_PER_TICK = SECOND_NS // proc.TICKS_PER_SECOND
 #: Lines of meminfo and vmstat that are read; picking them costs a fifth of splitting all.
 _MEMORY = re.compile(rb"^(MemAvailable|MemTotal|SwapTotal|SwapFree): *(\d+)", re.MULTILINE)
 _VIRTUAL = re.compile(rb"^(pswpin|pswpout|pgmajfault) (\d+)$", re.MULTILINE)
+_RUNNABLE = b"\nprocs_running "
 #: How often what is slow to tell is read: counts of pages, and what a cgroup adds up over CPUs.
 _SLOW_NS = 9 * SECOND_NS // 10
 #: How often the idle states are read: one file per CPU and state.
@@ -106,15 +107,15 @@ class HostProbe(BeatProbe[_Reading]):
             idle = self._idle_states.sample()
         return [_Reading(time_ns, is_slow, self._cgroups, self._mounts, files, idle)]
 
-    def to_rows(self, readings: Sequence[_Reading]) -> list[Row]:
+    def to_columns(self, readings: Sequence[_Reading]) -> Columns:
         """Return for each reading a row for the host, and one for each cgroup that limits."""
-        rows: list[Row] = []
+        rows: list[dict[str, Any]] = []
         for time_ns, is_slow, cgroups, mounts, files, idle in readings:
             groups = sample_cgroups(cgroups, mounts, files.get, is_slow)
             host = {**read_host(self._root, files.get, is_slow), **idle}
             scopes: dict[str, Mapping[str, Any]] = {"host": host, **groups}
             rows.extend({"time_ns": time_ns, "scope": name, **row} for name, row in scopes.items())
-        return rows
+        return columns_of(rows)
 
     def _paths_of(self, is_slow: bool) -> tuple[str, ...]:
         """Paths of all files that the rows are made from."""
@@ -171,26 +172,25 @@ def read_host(
 def _cpu(data: bytes) -> dict[str, int]:
     """CPU times of /proc/stat. Guest time is part of user time; stolen time was not used here."""
     columns: dict[str, int] = {}
-    n_cpus = 0
-    for line in data.splitlines():
-        words = line.split()
-        if not words:
-            continue
-        if words[0] == b"cpu" and len(words) >= 9:
-            ticks = [int(word) for word in words[1:9] if word.isdigit()]
-            if len(ticks) == 8:
-                user, nice, system, idle, iowait, irq, softirq, steal = ticks
-                busy = user + nice + system + irq + softirq
-                columns["cpu_busy_ns"] = busy * _NS_PER_TICK
-                columns["cpu_idle_ns"] = idle * _NS_PER_TICK
-                columns["cpu_iowait_ns"] = iowait * _NS_PER_TICK
-                columns["cpu_steal_ns"] = steal * _NS_PER_TICK
-        elif words[0].startswith(b"cpu") and words[0] != b"cpu":
-            n_cpus += 1
-        elif words[0] == b"procs_running" and len(words) > 1 and words[1].isdigit():
-            columns["n_runnable"] = int(words[1])
+    words = data[: data.find(b"\n")].split()
+    if len(words) >= 9 and words[0] == b"cpu":
+        ticks = [int(word) for word in words[1:9] if word.isdigit()]
+        if len(ticks) == 8:
+            user, nice, system, idle, iowait, irq, softirq, steal = ticks
+            busy = user + nice + system + irq + softirq
+            columns["cpu_busy_ns"] = busy * _NS_PER_TICK
+            columns["cpu_idle_ns"] = idle * _NS_PER_TICK
+            columns["cpu_iowait_ns"] = iowait * _NS_PER_TICK
+            columns["cpu_steal_ns"] = steal * _NS_PER_TICK
+    n_cpus = data.count(b"\ncpu")
     if n_cpus:
         columns["n_cpus"] = n_cpus
+    begin = data.find(_RUNNABLE)
+    if begin >= 0:
+        begin += len(_RUNNABLE)
+        word = data[begin : data.find(b"\n", begin)]
+        if word.isdigit():
+            columns["n_runnable"] = int(word)
     return columns
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from probes.host.held import ReadFile
 from probes.host.proc import read_bytes
 
@@ -14,17 +16,12 @@ _COLUMNS = {
     ("io", "full"): "io_full_ns",
 }
 
+_TOTAL = re.compile(r"^(\w+) (?:.* )?total=([0-9]+)$", re.MULTILINE)
+
 
 def parse_pressure(text: str) -> dict[str, int]:
     """Return the cumulative stall in ns by kind (``some``, ``full``) of one pressure file."""
-    totals: dict[str, int] = {}
-    for line in text.splitlines():
-        words = line.split()
-        for word in words[1:]:
-            key, _, value = word.partition("=")
-            if key == "total" and value.isdecimal():
-                totals[words[0]] = int(value) * 1000
-    return totals
+    return {match[1]: int(match[2]) * 1000 for match in _TOTAL.finditer(text)}
 
 
 def read_pressure(folder: str, suffix: str = "", read: ReadFile = read_bytes) -> dict[str, int]:

@@ -21,6 +21,8 @@ TICKS_PER_SECOND: int = os.sysconf("SC_CLK_TCK")
 #: Most bytes that are read of any file but ``maps``, and of ``maps`` (some 600,000 mappings).
 MAX_READ_BYTES = 1 << 20
 MAX_MAPS_BYTES = 64 << 20
+#: Most bytes that are read of a command line.
+MAX_COMMAND_LINE_BYTES = 1 << 17
 
 _NS_PER_TICK = 1_000_000_000 // TICKS_PER_SECOND
 _MAPS_LINE = re.compile(
@@ -295,8 +297,11 @@ def container_id(cgroups: dict[str, str]) -> str | None:
 
 def command_line(pid: int, root: Path = PROC) -> str | None:
     """Return its command line without secrets and texts; None when gone, "" for kernel threads."""
-    data = read_bytes(f"{root}/{pid}/cmdline", 1 << 17)
-    if data is None:
-        return None
+    data = read_bytes(f"{root}/{pid}/cmdline", MAX_COMMAND_LINE_BYTES)
+    return None if data is None else redacted(data)
+
+
+def redacted(data: bytes) -> str:
+    """Return the text of a ``cmdline`` file without secrets and texts; "" for kernel threads."""
     words = data.rstrip(b"\0 ").split(b"\0")
     return redact([word.decode("utf-8", "replace") for word in words]) if words[0] else ""

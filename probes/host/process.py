@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from analysis.schema import PROCESS_SAMPLE
 from probes.host import proc
-from probes.host.buffer import SECOND_NS, BeatProbe, Row
+from probes.host.buffer import SECOND_NS, BeatProbe, Columns, columns_of
 from probes.host.containers import ContainerNames
 from probes.host.cpus import SYS, numa_nodes, parse_list
 from probes.probe import PidSource
@@ -131,9 +131,9 @@ class ProcessProbe(BeatProbe[_Reading]):
             self._processes[pid] = process
         return process
 
-    def to_rows(self, readings: Sequence[_Reading]) -> list[Row]:
+    def to_columns(self, readings: Sequence[_Reading]) -> Columns:
         """Return a row for each reading of a process that had not ended."""
-        rows: list[Row] = []
+        rows: list[dict[str, Any]] = []
         names: dict[_Process, str | None] = {}
         for reading in readings:
             process = reading.process
@@ -159,7 +159,7 @@ class ProcessProbe(BeatProbe[_Reading]):
                     **memory,
                 }
             )
-        return rows
+        return columns_of(rows)
 
 
 def _slow(slow: _Slow) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from analysis.schema import THREAD_SECOND
 from probes.host import proc
-from probes.host.buffer import SECOND_NS, BeatProbe, Row
+from probes.host.buffer import SECOND_NS, BeatProbe, Columns
 from probes.probe import PidSource, ProbeError
 
 _SWITCHES = b"\nvoluntary_ctxt_switches:"
@@ -69,6 +69,24 @@ class _Reading(NamedTuple):
     status: bytes | None
     sched: bytes | None
     birth: _Counters | None
+
+
+class _Row(NamedTuple):
+    """One row, in the order of its columns."""
+
+    start_ns: int
+    duration_ns: int
+    pid: int
+    tid: int
+    name: str | None
+    running_ns: int
+    waiting_ns: int
+    sleeping_ns: int
+    n_voluntary_switches: int | None
+    n_involuntary_switches: int | None
+    n_migrations: int | None
+    state: str | None
+    is_launcher: bool | None
 
 
 class ThreadProbe(BeatProbe[_Reading]):
@@ -149,15 +167,15 @@ class ThreadProbe(BeatProbe[_Reading]):
         birth = self._born(thread, time_ns, sched) if looked_ns is None else None
         return _Reading(thread, time_ns, times, is_launcher, status, sched, birth)
 
-    def to_rows(self, readings: Sequence[_Reading]) -> list[Row]:
+    def to_columns(self, readings: Sequence[_Reading]) -> Columns:
         """Return a row for each reading whose interval's begin is known."""
-        rows: list[Row] = []
+        rows: list[_Row] = []
         for reading in readings:
             times = _times(reading.times)
             row = None if times is None else _row(reading, *times)
             if row is not None:
                 rows.append(row)
-        return rows
+        return dict(zip(_Row._fields, zip(*rows, strict=True), strict=True)) if rows else {}
 
     def _list(self, pid: int) -> list[_Thread]:
         """Threads of a process; looked up again when their number changed or one had ended."""
@@ -205,7 +223,7 @@ def _times(data: bytes | None) -> tuple[int, int] | None:
         return None
 
 
-def _row(reading: _Reading, running_ns: int, waiting_ns: int) -> Row | None:
+def _row(reading: _Reading, running_ns: int, waiting_ns: int) -> _Row | None:
     """Take over a reading, and return its row; None when the interval's begin is not known."""
     thread, old = reading.thread, reading.thread.last
     if old is not None and running_ns < old.running_ns:
@@ -222,21 +240,21 @@ def _row(reading: _Reading, running_ns: int, waiting_ns: int) -> Row | None:
     running = min(running_ns - begin.running_ns, duration)
     waiting = min(max(waiting_ns - begin.waiting_ns, 0), duration - running)
     is_told = reading.status is not None or thread.state is not None
-    return {
-        "start_ns": begin.time_ns,
-        "duration_ns": duration,
-        "pid": thread.pid,
-        "tid": thread.tid,
-        "name": thread.name,
-        "running_ns": running,
-        "waiting_ns": waiting,
-        "sleeping_ns": duration - running - waiting,
-        "n_voluntary_switches": _change(now.n_voluntary, begin.n_voluntary, is_told),
-        "n_involuntary_switches": _change(now.n_involuntary, begin.n_involuntary, is_told),
-        "n_migrations": _change(now.n_migrations, begin.n_migrations, is_told),
-        "state": thread.state,
-        "is_launcher": reading.is_launcher,
-    }
+    return _Row(
+        begin.time_ns,
+        duration,
+        thread.pid,
+        thread.tid,
+        thread.name,
+        running,
+        waiting,
+        duration - running - waiting,
+        _change(now.n_voluntary, begin.n_voluntary, is_told),
+        _change(now.n_involuntary, begin.n_involuntary, is_told),
+        _change(now.n_migrations, begin.n_migrations, is_told),
+        thread.state,
+        reading.is_launcher,
+    )
 
 
 def _counted(

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.schema import HOST_SAMPLE
 from probes.host import buffer
-from probes.host.buffer import BeatProbe, ReadingBuffer, Row
+from probes.host.buffer import BeatProbe, Columns, ReadingBuffer, columns_of
 
 TENTH = 10**8
 
@@ -28,8 +28,8 @@ class Costly(BeatProbe[int]):
             pass
         return [now_ns]
 
-    def to_rows(self, readings: Sequence[int]) -> list[Row]:
-        return [{"time_ns": now_ns, "scope": "host"} for now_ns in readings]
+    def to_columns(self, readings: Sequence[int]) -> Columns:
+        return {"time_ns": readings, "scope": ["host"] * len(readings)}
 
     def run(self, n_beats: int) -> int:
         """Drain on the beat and return how many samples it took."""
@@ -71,11 +71,11 @@ def test_the_last_sample_is_taken_at_the_stop_whatever_the_beat() -> None:
 def test_readings_are_kept_back_as_long_as_told_and_made_into_rows_together() -> None:
     calls: list[list[int]] = []
 
-    def to_rows(readings: Sequence[int]) -> list[Row]:
+    def to_columns(readings: Sequence[int]) -> Columns:
         calls.append(list(readings))
-        return [{"time_ns": time_ns, "scope": "host"} for time_ns in readings if time_ns < 3]
+        return columns_of([{"time_ns": item, "scope": "host"} for item in readings if item < 3])
 
-    readings = ReadingBuffer(HOST_SAMPLE, 100, to_rows)
+    readings = ReadingBuffer(HOST_SAMPLE, 100, to_columns)
     assert not readings.is_due(10**9)
     readings.add([1], 1000)
     assert not readings.is_due(1050)
@@ -86,3 +86,8 @@ def test_readings_are_kept_back_as_long_as_told_and_made_into_rows_together() ->
     assert calls == [[1, 2, 3]]
     assert readings.take() == []
     assert readings.n_rows == 2
+
+
+def test_columns_of_rows_that_lack_some() -> None:
+    assert columns_of([{"a": 1}, {"b": 2, "a": 3}]) == {"a": [1, 3], "b": [None, 2]}
+    assert columns_of([]) == {}
