@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import device_time, intervals, quantiles
+from analysis.back_pressure import back_pressure
 from analysis.causes import launch_delay, live_idle
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.sampled_input import find_sampled_starvation
@@ -173,6 +174,10 @@ def _host_bound(facts: Facts, item: Idleness) -> Finding:
             "compilation or garbage collection look the same"
         )
         finding.settled_by = "what the host did in these pauses: operators, or offcpu and event"
+        if 2 * inside > finding.lost_ns and facts.has_live_times:
+            held = intervals.overlap(item.gaps.spans, back_pressure(facts.session).spans)
+            full = f"the device's queue was full for {held / 1e6:.1f} ms of these pauses"
+            finding.excluded.append(Exclusion("device.compute_bound", full))
         return finding
     launcher = facts.main_launcher(calls.device)
     ruled_out = launch_delay.exclusion(facts, launcher) if launcher is not None else None

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import intervals, quantiles
+from analysis.back_pressure import back_pressure
 from analysis.causes import engine_steps, live_link
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.live_link import find_live_link
@@ -122,10 +123,20 @@ def _compute_bound(facts: Facts, item: Idleness) -> Finding:
         return finding
     finding.status = Status.FOUND
     finding.confidence = 0.85 * facts.trust("cuda")
+    held = back_pressure(facts.session, set(facts.pids_on(item.activities.device)) or None)
+    long_calls = "long launch calls are back-pressure"
+    if held.n:
+        long_calls = (
+            f"{held.n} launches waited {held.total_ns / 1e6:.0f} ms for room in its queue: "
+            "back-pressure, not slow launching"
+        )
+        finding.evidence.append(
+            Evidence("held_by_full_queue", held.total_ns, "ns", held.n, "annotation")
+        )
     finding.summary = (
         f"Device {item.activities.device} was busy for {100 * usage.busy_ns / span:.0f} % of its "
         f"time with {typical:.0f} submissions waiting at a typical launch: the device is the "
-        "limit, and long launch calls are back-pressure."
+        f"limit, and {long_calls}."
     )
     finding.excluded = [
         Exclusion("launch.host_bound", f"the device was idle for {100 * idle:.1f} % of its time")
