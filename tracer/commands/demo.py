@@ -120,6 +120,7 @@ def command(
             "judgement": judgement.text,
             "waiting_share": disturbance.waiting_share,
             "stolen_share": disturbance.stolen_share,
+            "foreign_share": disturbance.foreign_share,
             "is_disturbed": disturbance.excuses(chosen.has_cpu_contention),
             "analysis": verdict,
         }

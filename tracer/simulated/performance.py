@@ -90,7 +90,14 @@ def perform(
         meters: list[DisturbanceMeter] = []
 
         def begin() -> None:
-            meters.append(DisturbanceMeter(stage.target.launcher_pid, stage.cpus.launcher[0]))
+            is_apart = stage.cpus.launcher != stage.cpus.others
+            meters.append(
+                DisturbanceMeter(
+                    stage.target.launcher_pid,
+                    stage.cpus.launcher[0],
+                    stage.sessions() if is_apart else (),
+                )
+            )
             stage.mark_begin()
             if scenario.happen is not None:
                 threading.Thread(target=scenario.happen, args=(stage,), daemon=True).start()

@@ -204,6 +204,10 @@ class Stage:
         self.service = Service(child.pid, pids[0])
         return self.service
 
+    def sessions(self) -> tuple[int, ...]:
+        """Session ids of the processes of the stage: each child leads one."""
+        return tuple(child.pid for child in self._children)
+
     def at(self, share: float) -> bool:
         """Wait until that share of the recording is over; False when the stage ended before."""
         return not self._ended.wait(max(0.0, self._begin + share * self.duration_s - _now()))

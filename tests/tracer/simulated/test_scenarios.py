@@ -52,7 +52,7 @@ def test_waits_and_stolen_time_disturb_a_run(tmp_path: Path):
     (proc / "7").mkdir(parents=True)
     (proc / "7" / "schedstat").write_text("1000000000 200000000 5")
     (proc / "stat").write_text("cpu  0\ncpu1 1 2 3 4 5 6 7 100 0 0\n")
-    meter = DisturbanceMeter(7, 1, tmp_path)
+    meter = DisturbanceMeter(7, 1, root=tmp_path)
     (proc / "7" / "schedstat").write_text("1500000000 700000000 9")
     (proc / "stat").write_text("cpu  0\ncpu1 1 2 3 4 5 6 7 110 0 0\n")
     measured = meter.read(elapsed_s=10.0)
@@ -61,3 +61,31 @@ def test_waits_and_stolen_time_disturb_a_run(tmp_path: Path):
     assert not measured.excuses(has_cpu_contention=True)
     assert Disturbance(None, 0.2).excuses(has_cpu_contention=True)
     assert not Disturbance(None, None).excuses(has_cpu_contention=False)
+
+
+def process(root: Path, pid: int, session: int, cpus: str, ticks: int) -> None:
+    folder = root / "proc" / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    rest = ["S", "1", "1", str(session), *["0"] * 7, str(ticks), "0", *["0"] * 10]
+    (folder / "stat").write_text(f"{pid} (a (b) c) {' '.join(rest)}\n")
+    (folder / "status").write_text(f"Name:\tx\nCpus_allowed_list:\t{cpus}\nThreads:\t1\n")
+
+
+@pytest.mark.parametrize(
+    ("pid", "session", "cpus", "is_foreign"),
+    [(8, 7, "1", False), (8, 99, "1", True), (8, 7, "0-1", True)],
+    ids=["staged", "of another session", "staged elsewhere"],
+)
+def test_what_others_do_on_the_launchers_cpu_disturbs_staged_contention(
+    tmp_path, pid, session, cpus, is_foreign
+):
+    process(tmp_path, 7, 7, "1", 0)
+    process(tmp_path, pid, session, cpus, 0)
+    (tmp_path / "proc" / "stat").write_text("cpu1 100 0 50 4 5 6 7 0 0 0\n")
+    meter = DisturbanceMeter(7, 1, sessions=[7], root=tmp_path)
+    process(tmp_path, 7, 7, "1", 300)
+    process(tmp_path, pid, session, cpus, 200)
+    (tmp_path / "proc" / "stat").write_text("cpu1 500 0 150 4 5 6 7 0 0 0\n")
+    measured = meter.read(elapsed_s=10.0)
+    assert measured.foreign_share == pytest.approx(0.2 if is_foreign else 0.0)
+    assert measured.excuses(has_cpu_contention=True) is is_foreign
