@@ -97,3 +97,38 @@ def test_a_prepared_program_is_collected_from_in_windows(machine: Machine, tmp_p
     (totals,) = attribute(opened).to_json()["budget_totals"]
     assert totals["compute"] == pytest.approx(0.1, abs=0.04), "also between the windows"
     assert len(list(place.glob("ring-*"))) == 1, "it stays with the program for the next time"
+
+
+def test_a_full_queue_is_named_as_back_pressure(machine: Machine, tmp_path: Path) -> None:
+    session = tmp_path / "s.tracer"
+    machine.device.set("queue_depth", 16, 0)
+    command = launcher(machine, "launches=1500", "kernel_us=1000")
+    done = record(machine, session, "--cupti", *command)
+    assert done.returncode == 0, done.stderr
+    told = attribute(open_session(session)).to_json()
+    assert told["verdict"]["cause"] == "device.compute_bound"
+    (finding,) = [item for item in told["findings"] if item["cause"] == "device.compute_bound"]
+    (held,) = [item for item in finding["evidence"] if item["name"] == "held_by_full_queue"]
+    assert held["n"] > 1000
+    assert held["value"] == pytest.approx(1.5e9, rel=0.2)
+    assert "back-pressure, not slow launching" in finding["summary"]
+
+
+def test_a_trigger_opens_a_window_and_without_one_nothing_is_collected(
+    machine: Machine, tmp_path: Path
+) -> None:
+    session, quiet = tmp_path / "s.tracer", tmp_path / "q.tracer"
+    windows = ("--cupti", "--window", "500ms", "--trigger")
+    command = launcher(machine, "launches=4000", "rate=1000", "kernel_us=100")
+    done = record(machine, quiet, *windows, "rss > 900gb", *command)
+    assert done.returncode == 0, done.stderr
+    assert open_session(quiet).n_rows("gpu_activity") == 0
+    done = record(machine, session, *windows, "rss > 1kb", *command)
+    assert done.returncode == 0, done.stderr
+    opened = open_session(session)
+    events = opened.table("event").to_pylist()
+    (fired,) = [row["time_ns"] for row in events if row["kind"] == "trigger"]
+    start = opened.table("gpu_activity")["start_ns"].to_numpy()
+    assert 0 < len(start) < 4000
+    assert fired <= start.min()
+    assert start.max() - fired < 2_000_000_000, "the window ends by itself"
