@@ -105,6 +105,23 @@ class Buckets:
         bound = float(self.bounds[1 + np.searchsorted(total, total[-1] / 2)])
         return (bound, int(total[-1])) if np.isfinite(bound) else None
 
+    def quantile(self, q: float, n_least: int) -> Floats:
+        """Return a percentile of each window, interpolated within its bucket, NaN with fewer than
+        ``n_least`` samples; the lower bound where the bucket has no upper one.
+        """
+        result = np.full(len(self.counts), np.nan)
+        for index, counts in enumerate(self.counts):
+            total = np.cumsum(counts)
+            if len(total) == 0 or total[-1] < max(n_least, 1):
+                continue
+            wanted = q * total[-1]
+            at = int(np.searchsorted(total, wanted))
+            low, high = self.bounds[at], self.bounds[at + 1]
+            before = total[at - 1] if at else 0.0
+            part = (wanted - before) / max(counts[at], 1e-9)
+            result[index] = low if not np.isfinite(high) else low + part * (high - low)
+        return result
+
 
 class EngineSeries:
     """All series of a session's engine.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from analysis import engine as words
 from analysis import quantiles, trend
 from analysis.causes.declaration import Cause, Needs
-from analysis.engine import Buckets, EngineSeries
+from analysis.engine import EngineSeries
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 
@@ -33,6 +33,8 @@ N_IDLE = 2
 #: Latency follows the memory from this rank correlation and rise on.
 FOLLOWS = 0.8
 LATENCY_RISE = 1.3
+#: Requests that a 95th percentile needs.
+N_P95 = 20
 #: Load is alike within this from the first to the last third.
 ALIKE = (0.75, 1.33)
 
@@ -264,29 +266,13 @@ def _latency_follows(facts: Facts, edges: Ints, growth: _Growth) -> tuple[float,
         return None
     held = np.clip(edges, int(engine.time[0]), int(engine.time[-1]))
     told = engine.buckets(words.TTFT, held)
-    p95 = engine.mean(words.TTFT, held) if told is None else _p95(told)
+    p95 = engine.mean(words.TTFT, held) if told is None else told.quantile(0.95, N_P95)
     if p95 is None:
         return None
     alike, rise = trend.rank_correlation(p95, growth.memory), trend.ratio(p95)
     if alike is None or rise is None:
         return None
     return alike[0], alike[1], rise
-
-
-def _p95(told: Buckets) -> Floats:
-    """The 95th percentile of each block, interpolated within its bucket; NaN with few samples."""
-    result = np.full(len(told.counts), np.nan)
-    for index, counts in enumerate(told.counts):
-        total = np.cumsum(counts)
-        if len(total) == 0 or total[-1] < 20:
-            continue
-        wanted = 0.95 * total[-1]
-        at = int(np.searchsorted(total, wanted))
-        low, high = told.bounds[at], told.bounds[at + 1]
-        before = total[at - 1] if at else 0.0
-        part = (wanted - before) / max(counts[at], 1e-9)
-        result[index] = low if not np.isfinite(high) else low + part * (high - low)
-    return result
 
 
 def _load_change(engine: EngineSeries | None, edges: Ints) -> float | None:

@@ -131,7 +131,7 @@ def _written(scene: Scene, actors: Sequence[Actor], path: Path) -> SessionBuilde
         start_ns=scene.start,
         end_ns=scene.end,
         end_reason="duration",
-        host={"n_cpus": 32, "n_numa_nodes": 1},
+        host={"n_cpus": 32, "n_numa_nodes": 1, **scene.service.get("host", {})},
         gpus=[
             Gpu(index, "Simulated GPU", sm_clock_max_mhz=1_980, power_limit_mw=700_000)
             for index in range(int(scene.service.get("devices", len(actors))))

@@ -1,4 +1,4 @@
-"""A device that is little used: few short requests, or requests that are there all the time."""
+"""Signs that withhold "healthy": a device little used while requests run, a tail of first tokens."""
 
 from __future__ import annotations
 
@@ -49,3 +49,33 @@ def test_a_device_that_is_idle_while_requests_run_is_not(
     attribution = little_used(tmp_path, seed, present=present, util=util)
     assert attribution.verdict.cause == "unknown"
     assert "utilised while requests were running" in attribution.verdict.text
+
+
+def first_tokens(path: Path, seed: int, *, slow_share: float, slow_s: float) -> Attribution:
+    """Two minutes in which a share of the first tokens takes long."""
+    rng = random.Random(seed)
+    engine = Scrapes()
+    for _ in range(120):
+        is_slow = rng.random() < slow_share
+        engine.play(
+            1,
+            requests_running=20,
+            requests_waiting=0,
+            generation_tokens=900,
+            ttft_seconds=(slow_s if is_slow else 0.4, 4),
+        )
+    return engine.attribution(path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_tail_of_first_tokens_is_not_well(tmp_path: Path, seed: int) -> None:
+    attribution = first_tokens(tmp_path, seed, slow_share=0.05, slow_s=7.0)
+    assert attribution.verdict.cause == "unknown"
+    assert "one first token in a hundred took" in attribution.verdict.text
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("share", "slow_s"), [(0.0, 7.0), (0.05, 0.9)], ids=["none", "short"])
+def test_a_short_tail_is(tmp_path: Path, seed: int, share: float, slow_s: float) -> None:
+    attribution = first_tokens(tmp_path, seed, slow_share=share, slow_s=slow_s)
+    assert attribution.verdict.cause == "healthy"
