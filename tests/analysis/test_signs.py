@@ -1,4 +1,4 @@
-"""Signs that withhold "healthy": a device little used while requests run, a tail of first tokens."""
+"""Signs that withhold "healthy": a device hardly used while requests run, late first tokens."""
 
 from __future__ import annotations
 
