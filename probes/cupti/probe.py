@@ -36,6 +36,16 @@ _REASONS = {
     "ranges": ("ranges_full", "Some ranges that the program named are missing: too many at once."),
 }
 
+#: Told once, with what mends it.
+FLOOD = (
+    "More device records came than could be taken: some device times are missing. Record them in "
+    "windows (--window 2s --every 60s){}."
+)
+FORKED = (
+    "It forked a child after it had used CUDA: CUDA does not work in such a child, and no device "
+    "times come from it. Start workers that need CUDA with the spawn method."
+)
+
 
 @dataclass(frozen=True)
 class CuptiOptions:
@@ -87,6 +97,8 @@ class CuptiProbe:
         self._has_looked = False
         self._refused: set[str] = set()
         self._told: dict[str, Losses] = {}
+        self._is_flood_told = False
+        self._forks_told: set[str] = set()
         self._start_ns = 0
         self._search_due_ns = 0
         self._closer_until_ns = 0
@@ -135,6 +147,7 @@ class CuptiProbe:
                 yield from self._counted(process.drain(now_ns))
                 yield from self._tell_losses(key, process, now_ns)
                 yield from self._tell_trouble(process, now_ns)
+                yield from self._tell_forks(key, process, now_ns)
 
     def stop(self) -> Iterable[Batch]:
         """Switch collection off and return what the programs hand over."""
@@ -252,6 +265,7 @@ class CuptiProbe:
         yield from self._counted(process.end(now_ns))
         yield from self._tell_losses(key, process, now_ns)
         yield from self._tell_trouble(process, now_ns)
+        yield from self._tell_forks(key, process, now_ns)
         is_alive = self._tree.is_alive(process.pid)
         if process.state == ring.ON and not is_alive:
             detail = "It ended while device times were collected: those of its last moment are lost"
@@ -285,6 +299,12 @@ class CuptiProbe:
             self._troubles.append(process.trouble)
             yield _event(now_ns, process.pid, "source_lost", process.trouble)
 
+    def _tell_forks(self, key: str, process: CollectedProcess, now_ns: int) -> Iterator[Batch]:
+        """Say once of each process that children which it forked cannot use CUDA."""
+        if process.n_forked() > 0 and key not in self._forks_told:
+            self._forks_told.add(key)
+            yield _event(now_ns, process.pid, "coverage", FORKED)
+
     def _tell_losses(self, key: str, process: CollectedProcess, now_ns: int) -> Iterator[Batch]:
         now, before = process.losses(), self._told.get(key, Losses())
         self._told[key] = now
@@ -300,6 +320,10 @@ class CuptiProbe:
                     "detail": [meaning],
                 }
                 yield make_batch(LOSS, columns)
+        if (now.ring or now.cupti) and not self._is_flood_told:
+            self._is_flood_told = True
+            nodes = ", or without --graph-nodes" if self._options.has_graph_nodes else ""
+            yield _event(now_ns, process.pid, "coverage", FLOOD.format(nodes))
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:

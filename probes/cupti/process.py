@@ -49,10 +49,12 @@ class CollectedProcess:
         header = self.ring.header()
         self._opening: Opening | None = None
         self._before = Losses()
+        self._forked_before = 0
         if header["attached_ns"] < recording_ns:
             # The ring has served another recording.
             self.ring.skip()
             self._before = self.ring.losses()
+            self._forked_before = int(header["n_forked"])
             self._on_ns = int(header["on_ns"]) if header["on_ns"] < recording_ns else 0
         elif header["is_early"]:
             # It could give no work before: nothing of it is missing.
@@ -94,6 +96,10 @@ class CollectedProcess:
     def losses(self) -> Losses:
         """Return what was lost so far."""
         return self.ring.losses().since(self._before)
+
+    def n_forked(self) -> int:
+        """Return how many children were forked since then, after CUDA had been used."""
+        return int(self.ring.header()["n_forked"]) - self._forked_before
 
     def facts(self) -> dict[str, Any]:
         """Return facts about it for the manifest."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probes.cupti import ring
-from probes.cupti.probe import SHOW_NS, CuptiOptions, CuptiProbe
+from probes.cupti import rendezvous, ring
+from probes.cupti.probe import FLOOD, FORKED, SHOW_NS, CuptiOptions, CuptiProbe
 from probes.cupti.rendezvous import Rendezvous
 from probes.cupti.ring import RingFile
 from probes.probe import Batch, ProbeError
@@ -273,6 +273,25 @@ sys.exit(os.waitstatus_to_exitcode(state) + 10)
     assert collection.status == 15, collection.out
     assert len(collection.rows("gpu_activity")) == 21
     assert_agrees(collection)
+    (event,) = collection.events("coverage")
+    assert (event["pid"], event["detail"]) == (collection.process.pid, FORKED)
+
+
+@pytest.mark.parametrize("by_node", (False, True))
+def test_more_records_than_can_be_taken_are_counted_and_the_mend_is_told_once(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_node: bool
+) -> None:
+    monkeypatch.setattr(rendezvous, "N_RECORDS", 1024)
+    collection = Collection(machine, tmp_path, has_graph_nodes=by_node)
+    collection.launch("launches=60000", "graph=3", "kernel_us=0.2", "sync=1000")
+    assert collection.status == 0, collection.out
+    lost = sum(row["n_lost"] for row in collection.rows("loss"))
+    assert lost > 0
+    n_calls = 60_000
+    assert len(collection.rows("gpu_activity")) + lost <= 2 * n_calls + 60
+    (event,) = collection.events("coverage")
+    assert event["detail"] == FLOOD.format(", or without --graph-nodes" if by_node else "")
+    assert not collection.events("source_lost"), "what can be taken goes on to be"
 
 
 def test_a_context_that_is_reset_goes_on_being_collected(collection: Collection) -> None:
