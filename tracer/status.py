@@ -68,6 +68,7 @@ class StatusMeter:
     def observe(self, batch: Batch, now_ns: int) -> None:
         """Take note of a batch that arrived at ``now_ns`` (CLOCK_MONOTONIC)."""
         self.n_rows += batch.rows.num_rows
+        self._forget(now_ns)
         if batch.table.name == "cuda_call":
             self._has_calls = True
             self._calls.append((now_ns, batch.rows.num_rows))
@@ -99,10 +100,7 @@ class StatusMeter:
         self, now_ns: int, start_ns: int, sources: Sequence[Source], problem: str = ""
     ) -> Status:
         """Return the status at ``now_ns`` over the last window (less at the beginning)."""
-        oldest_ns = now_ns - self._window_ns
-        for kept in (self._calls, self._launches, self._tokens):
-            while kept and kept[0][0] < oldest_ns:
-                kept.popleft()
+        self._forget(now_ns)
         covered_s = max(min(self._window_ns, now_ns - start_ns), 1) / 1e9
         n_calls = sum(count for _, count in self._calls)
         durations = (
@@ -128,6 +126,13 @@ class StatusMeter:
             sources=sources,
             problem=problem,
         )
+
+    def _forget(self, now_ns: int) -> None:
+        """Drop what is older than the window, whether or not anybody asks for the status."""
+        oldest_ns = now_ns - self._window_ns
+        for kept in (self._calls, self._launches, self._tokens):
+            while kept and kept[0][0] < oldest_ns:
+                kept.popleft()
 
     def _token_rate(self) -> float | None:
         """Tokens per second between the first and last scrape kept; a restart counts from 0."""

@@ -71,3 +71,13 @@ def test_a_restarted_engine_does_not_make_a_negative_rate():
     for second, value in enumerate([1000.0, 1100.0, 10.0, 110.0]):
         meter.observe(tokens(second * S, [value]), second * S)
     assert abs(meter.snapshot(3 * S, 0, []).tokens_per_s - 200 / 3) < 1e-9
+
+
+def test_what_is_older_than_the_window_is_not_kept_though_nobody_asks():
+    meter = StatusMeter()
+    for second in range(1, 600):
+        meter.observe(call_batch(0, 100, second * S), second * S)
+        meter.observe(tokens(second * S, [float(second)]), second * S)
+    for kept in (meter._calls, meter._launches, meter._tokens):
+        assert 0 < len(kept) < 20
+    assert meter.snapshot(599 * S, 0, []).tokens_per_s == 1
