@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from pathlib import Path
 FILE_NAME = ".reserve.tmp"
 #: Room for the rows of ``loss`` and ``event``, beside the manifest.
 ROWS_BYTES = 16 << 10
+#: The same on a disk of some size: a quota of btrfs also counts, for each file that is made or
+#: renamed, a dozen blocks of 16 KiB that may change.
+LARGE_DISK_BYTES = 64 << 20
+LARGE_ROWS_BYTES = 512 << 10
 
 
 class Reserve:
@@ -25,7 +30,7 @@ class Reserve:
 
     def hold(self, n_bytes: int) -> None:
         """Hold back room for a manifest of so many bytes and the last rows; never less again."""
-        wanted = n_bytes + n_bytes // 4 + ROWS_BYTES
+        wanted = n_bytes + n_bytes // 4 + self._rows_bytes()
         if wanted <= self._n_bytes:
             return
         try:
@@ -38,8 +43,28 @@ class Reserve:
             return  # what is held already stays
         self._n_bytes = wanted
 
+    def _rows_bytes(self) -> int:
+        try:
+            disk = os.statvfs(self._path.parent)
+        except OSError:
+            return ROWS_BYTES
+        is_large = disk.f_blocks * disk.f_frsize >= LARGE_DISK_BYTES
+        return LARGE_ROWS_BYTES if is_large else ROWS_BYTES
+
     def release(self) -> None:
         """Give the room back."""
         with contextlib.suppress(OSError):
             self._path.unlink()
         self._n_bytes = 0
+
+    def settle(self) -> None:
+        """Wait until the room that was given back can be had.
+
+        Some file systems (btrfs and its quotas) count a removed file until their next transaction.
+        """
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                ctypes.CDLL(None).syncfs(descriptor)
+            finally:
+                os.close(descriptor)

@@ -247,8 +247,10 @@ class SessionWriter:
             if self._place.look():
                 self._store.delete_replaced(0.0)
                 self._reserve.release()
-            self._tell_losses()
-            is_done = self._write_last_manifest() and not self._losses
+            is_done = self._tell_end()
+            if not is_done and self._place.look():
+                self._reserve.settle()
+                is_done = self._tell_end()
         self._place.close()
         self._lock.release()
         return is_done
@@ -271,6 +273,11 @@ class SessionWriter:
 
     def _is_idle(self) -> bool:
         return not self._jobs and not self._is_busy and self._manifest_text is None
+
+    def _tell_end(self) -> bool:
+        """Write what was lost and the last manifest; return whether both are on disk."""
+        self._tell_losses()
+        return self._write_last_manifest() and not self._losses
 
     def _write_last_manifest(self) -> bool:
         """Write the manifest after all rows, with the writer's final counts."""

@@ -24,12 +24,13 @@ from analysis.timeline import open_session
 from probes.probe import Batch, make_batch
 from tracer import compaction, segment_store, session
 from tracer import recovery as recovery_module
+from tracer import session as session_module
 from tracer.errors import InputError, SessionError
 from tracer.free_space import FreeSpace
 from tracer.host_facts import boot_id
 from tracer.recovery import mended_line, recover
 from tracer.reserve import Reserve
-from tracer.segments import Segment, parse_segment, segment_name, split_visible
+from tracer.segments import Segment, parse_segment, replace_file, segment_name, split_visible
 from tracer.session import SessionWriter
 
 
@@ -413,13 +414,40 @@ def test_the_reserve_grows_with_the_manifest_and_is_given_back(tmp_path):
     file = tmp_path / ".reserve.tmp"
     reserve.hold(1000)
     small = file.stat().st_blocks
-    reserve.hold(400_000)
-    assert file.stat().st_blocks * 512 >= 500_000 > small * 512
+    reserve.hold(4_000_000)
+    assert file.stat().st_blocks * 512 >= 5_000_000 > small * 512
     reserve.hold(1000)
-    assert file.stat().st_blocks * 512 >= 500_000
+    assert file.stat().st_blocks * 512 >= 5_000_000
     reserve.release()
     assert not file.exists()
     reserve.release()
+
+
+def test_room_that_comes_back_late_still_takes_the_losses_and_the_end(tmp_path, monkeypatch):
+    """As with a quota of btrfs: a removed file counts until the next transaction."""
+    is_full = [False]
+
+    def refuse(path, content):
+        if is_full[0]:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        replace_file(path, content)
+
+    def settle(reserve):
+        assert not (tmp_path / "s" / ".reserve.tmp").exists(), "it was not given back"
+        is_full[0] = False
+
+    monkeypatch.setattr(segment_store, "replace_file", refuse)
+    monkeypatch.setattr(session_module, "replace_file", refuse)
+    monkeypatch.setattr(Reserve, "settle", settle)
+    writer = SessionWriter(tmp_path / "s", manifest())
+    is_full[0] = True
+    writer.append(calls(0, 57))
+    writer.manifest.end_ns, writer.manifest.end_reason = 9, "terminated"
+    assert writer.close()
+    opened = open_session(tmp_path / "s")
+    assert opened.manifest.end_reason == "terminated"
+    [row] = opened.table("loss").to_pylist()
+    assert (row["reason"], row["n_lost"]) == ("disk_full", 57)
 
 
 def test_a_disk_that_does_not_keep_up_costs_rows_not_memory(tmp_path, monkeypatch):
