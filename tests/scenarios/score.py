@@ -24,6 +24,8 @@ from tests.scenarios.case import CALM
 #: From here on a statement is one that people act on.
 CONFIDENT = 0.7
 SURE = 0.9
+#: A session of at most this is one of minutes, s.
+SHORT_S = 600
 OUTCOMES = ("right", "overstated", "unknown", "unsure", "missed", "wrong")
 
 
@@ -184,7 +186,7 @@ class Summary:
         n_confident_wrong: Wrong causes stated with confidence: the worst outcome.
         n_confident_missed: Called calm with confidence, though something is wrong.
         healthy_hours: Length of the sessions in which nothing is wrong.
-        healthy_short_hours: The part of it in sessions of up to ten minutes.
+        healthy_short_hours: The part of it in sessions of minutes.
         n_false_alarms: Causes stated as found in those.
         calibration: (from, to, statements, right ones) by confidence.
         by_cause: Per cause: cases, right at rank 1, stated, stated and right.
@@ -241,7 +243,7 @@ def summarise(results: Iterable[Result]) -> Summary:
             row.outcome == "missed" and row.confidence >= CONFIDENT for row in rows
         ),
         healthy_hours=sum(row.seconds for row in healthy) / 3600,
-        healthy_short_hours=sum(row.seconds for row in healthy if row.seconds <= 600) / 3600,
+        healthy_short_hours=sum(row.seconds for row in healthy if row.seconds <= SHORT_S) / 3600,
         n_false_alarms=sum(row.outcome == "wrong" for row in healthy),
         calibration=_calibration(rows),
         by_cause={

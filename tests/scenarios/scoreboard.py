@@ -80,6 +80,9 @@ def _tell(line: str) -> None:
 
 def every_sample(arguments: argparse.Namespace, folder: Path) -> Iterator[Sample | str]:
     """Everything that was asked for."""
+    if arguments.healthy_hours:
+        yield from sources.healthy(arguments.seed, folder, arguments.healthy_hours)
+        return
     if "built" in arguments.kinds:
         for draw in range(1 if arguments.short else arguments.draws):
             yield from sources.built(arguments.seed + draw, folder)
@@ -109,6 +112,14 @@ def main() -> int:
     parser.add_argument(
         "--reuse", type=Path, help="scoreboard.json to take the kinds from that are not run"
     )
+    parser.add_argument(
+        "--healthy-hours",
+        type=float,
+        default=0,
+        metavar="HOURS",
+        help="only built cases in which nothing is wrong, drawn until they last so long (those of "
+        "minutes a tenth of it), without ablations",
+    )
     parser.add_argument("--no-ablations", action="store_true")
     parser.add_argument("--duration", default="8s", help="length of a live recording")
     parser.add_argument(
@@ -117,11 +128,13 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path(), help="folder to write to")
     parser.add_argument("--docs", action="store_true", help="write docs/scoreboard.md too")
     arguments = parser.parse_args()
+    if arguments.docs and arguments.healthy_hours:
+        parser.error("--docs is for a run over all cases: --healthy-hours is not")
     if arguments.docs and arguments.seed != SHORT_SEED:
         parser.error(f"the page of the docs is of seed {SHORT_SEED}, which CI repeats")
     with tempfile.TemporaryDirectory(prefix="tracer-scoreboard-") as temporary:
         folder = Path(temporary)
-        is_ablated = not (arguments.short or arguments.no_ablations)
+        is_ablated = not (arguments.short or arguments.no_ablations or arguments.healthy_hours)
         results, notes = score(every_sample(arguments, folder), folder, is_ablated)
     if arguments.reuse:
         kept = json.loads(arguments.reuse.read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from tests.e2e.test_labels import FORBIDDEN
 from tests.e2e.test_labels_scrapes import EXPECTED, FOLDER
 from tests.scenarios.build import build
 from tests.scenarios.case import Case, all_cases
-from tests.scenarios.score import Truth
+from tests.scenarios.score import SHORT_S, Truth
 from tracer.simulated.scenarios.registry import SCENARIOS
 from tracer.simulated.scenarios.scenario import Scenario
 
@@ -49,6 +49,20 @@ def built(seed: int, folder: Path, cases: tuple[Case, ...] | None = None) -> Ite
     for case in all_cases() if cases is None else cases:
         session = build(case, seed, folder / f"{case.name}-{seed}")
         yield Sample("built", case.name, seed, truth_of(case), session)
+
+
+def healthy(seed: int, folder: Path, hours: float) -> Iterator[Sample]:
+    """Cases in which nothing is wrong, drawn with one seed after another: sessions of hours until
+    they last ``hours``, those of minutes until they last a tenth of that.
+    """
+    calm = [case for case in all_cases() if case.is_calm]
+    for is_long, wanted in ((True, hours), (False, hours / 10)):
+        cases = tuple(case for case in calm if (case.seconds > SHORT_S) == is_long)
+        played, draw = 0.0, seed
+        while played < 3600 * wanted:
+            yield from built(draw, folder, cases)
+            played += sum(case.seconds for case in cases)
+            draw += 1
 
 
 def data_folder() -> Path | None:

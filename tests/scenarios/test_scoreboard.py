@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.scenarios import report, sources
 from tests.scenarios.ablation import ABLATIONS, without
 from tests.scenarios.build import build
-from tests.scenarios.case import all_cases
+from tests.scenarios.case import Case, all_cases
 from tests.scenarios.report import SHORT_SEED
 from tests.scenarios.score import Result, Truth, grade, summarise
 from tests.scenarios.scoreboard import DOCS, results_of
@@ -163,3 +164,22 @@ def test_a_session_without_the_source_has_no_ablation(tmp_path: Path) -> None:
     case = next(case for case in all_cases() if case.name == "i05_prefill_priority")
     session = build(case, 1, tmp_path / "case")
     assert without(session, "without eBPF", tmp_path / "poorer") is None
+
+
+def test_healthy_hours_are_of_calm_cases_and_fresh_draws(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[tuple[int, float]] = []
+
+    def note(seed: int, folder: Path, cases: tuple[Case, ...]) -> Iterator[Sample]:
+        assert all(case.is_calm for case in cases)
+        drawn.append((seed, sum(case.seconds for case in cases)))
+        yield from ()
+
+    monkeypatch.setattr(sources, "built", note)
+    assert list(sources.healthy(7, tmp_path, 100.0)) == []
+    short = [draw for draw in drawn if draw[1] < 3_600]
+    long = [draw for draw in drawn if draw not in short]
+    assert sum(seconds for _seed, seconds in long) >= 100 * 3_600
+    assert sum(seconds for _seed, seconds in short) >= 10 * 3_600
+    assert [seed for seed, _ in short] == list(range(7, 7 + len(short)))
