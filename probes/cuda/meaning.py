@@ -105,14 +105,13 @@ class MeaningTracker:
 
     def explain(self, calls: Calls, arguments: Arguments) -> Meaning:
         """Return what the calls mean; they are taken over as the newest."""
-        function = calls.entries["function"]
-        pid_tgid = calls.entries["pid_tgid"]
+        function = calls.entries["function"].astype(np.intp)
+        pid_tgid = calls.entries["pid_tgid"].copy()
         start_ns = calls.entries["time_ns"].astype(np.int64)
-        is_good = calls.has_return & (calls.result == 0)
-        stream = arguments.values.get("stream", np.zeros(len(calls), np.uint64)).astype(np.uint64)
-        device = self._devices(calls, arguments, function, pid_tgid, start_ns, is_good)
-        is_capture = self._capture(calls, function, pid_tgid, start_ns, is_good, stream)
-        return Meaning(device, is_capture, *self._first(arguments, function, pid_tgid))
+        threads = index_threads(pid_tgid)
+        device = self._devices(calls, arguments, function, pid_tgid, start_ns, threads)
+        is_capture = self._capture(calls, arguments, function, pid_tgid, start_ns)
+        return Meaning(device, is_capture, *self._first(arguments, function, threads))
 
     def take_new(self) -> dict[int, set[int]]:
         """Return the kernels that were first seen since the last call, by process."""
@@ -123,18 +122,21 @@ class MeaningTracker:
         self,
         calls: Calls,
         arguments: Arguments,
-        function: npt.NDArray[np.uint16],
+        function: _I64,
         pid_tgid: npt.NDArray[np.uint64],
         start_ns: _I64,
-        is_good: _Bool,
+        threads: tuple[npt.NDArray[np.uint64], _I64],
     ) -> npt.NDArray[np.int32]:
         """GPU of each call's thread; -1 is not known."""
-        sets = np.flatnonzero(
-            is_good & (_SETS_DEVICE[function] | (_HIDES_DEVICE[function] & (calls.depth == 0)))
-        )
-        keys, thread = index_threads(pid_tgid)
+        keys, thread = threads
         before = np.array([self._device.get(int(key), -1) for key in keys], np.int32)
         device: npt.NDArray[np.int32] = before[thread]
+        if not (_SETS_DEVICE | _HIDES_DEVICE)[arguments.present].any():
+            return device
+        sets = np.flatnonzero(
+            _is_good(calls)
+            & (_SETS_DEVICE[function] | (_HIDES_DEVICE[function] & (calls.depth == 0)))
+        )
         if not sets.size:
             return device
         ordinal = np.full(len(calls), -1, np.int32)
@@ -168,14 +170,19 @@ class MeaningTracker:
     def _capture(
         self,
         calls: Calls,
-        function: npt.NDArray[np.uint16],
+        arguments: Arguments,
+        function: _I64,
         pid_tgid: npt.NDArray[np.uint64],
         start_ns: _I64,
-        is_good: _Bool,
-        stream: npt.NDArray[np.uint64],
     ) -> _Bool:
         """Which calls were recorded into a graph."""
-        begins = np.flatnonzero(is_good & _BEGINS_CAPTURE[function] & (calls.depth == 0))
+        is_capture = np.zeros(len(calls), np.bool_)
+        if not self._captures and not _BEGINS_CAPTURE[arguments.present].any():
+            return is_capture
+        stream = np.zeros(len(calls), np.uint64)
+        if "stream" in arguments.values:
+            np.copyto(stream, arguments.values["stream"], where=arguments.is_known["stream"])
+        begins = np.flatnonzero(_is_good(calls) & _BEGINS_CAPTURE[function] & (calls.depth == 0))
         ends = np.flatnonzero(_ENDS_CAPTURE[function] & (calls.depth == 0))
         for row in sorted((*begins, *ends), key=lambda row: int(start_ns[row])):
             key, handle = int(pid_tgid[row]), int(stream[row])
@@ -185,7 +192,6 @@ class MeaningTracker:
             for one in self._captures:
                 if one.end_ns is None and one.pid_tgid >> 32 == key >> 32 and one.stream == handle:
                     one.end_ns = int(start_ns[row])
-        is_capture = np.zeros(len(calls), np.bool_)
         for one in self._captures:
             end_ns = one.end_ns if one.end_ns is not None else np.iinfo(np.int64).max
             is_there = (pid_tgid == np.uint64(one.pid_tgid)) | (
@@ -206,33 +212,41 @@ class MeaningTracker:
     def _first(
         self,
         arguments: Arguments,
-        function: npt.NDArray[np.uint16],
-        pid_tgid: npt.NDArray[np.uint64],
+        function: _I64,
+        threads: tuple[npt.NDArray[np.uint64], _I64],
     ) -> tuple[_Bool, _Bool, _Bool, _Bool]:
         """First seen, is a launch, first use, whether first use is known."""
         n = len(function)
         first = np.zeros(n, np.bool_)
-        knows = np.zeros(n, np.bool_)
         if "kernel" not in arguments.values:
-            return first, first.copy(), first.copy(), knows
+            return first, first.copy(), first.copy(), first.copy()
         kernel = arguments.values["kernel"].astype(np.uint64)
         is_known = arguments.is_known["kernel"]
-        pid = (pid_tgid >> np.uint64(32)).astype(np.int64)
-        registers = np.flatnonzero(_REGISTERS[function] & is_known)
-        for process in np.unique(pid[registers]):
-            mine = kernel[registers[pid[registers] == process]]
-            self._registered.setdefault(int(process), set()).update(mine.tolist())
-        is_launch: _Bool = _IS_LAUNCH[function] & is_known
-        launches = np.flatnonzero(is_launch)
-        is_of_driver = _IS_DRIVER[function[launches]]
-        for process in _distinct(pid[launches]):
-            is_own = pid[launches] == process
-            for is_driver in (False, True):
-                rows = launches[is_own & (is_of_driver == is_driver)]
+        present = arguments.present
+        is_launch: _Bool = _IS_LAUNCH.take(function) & is_known
+        knows = is_launch.copy()
+        groups = [
+            (is_driver, np.flatnonzero(is_launch & (_IS_DRIVER.take(function) == is_driver)))
+            for is_driver in (False, True)
+            if (_IS_LAUNCH[present] & (_IS_DRIVER[present] == is_driver)).any()
+        ]
+        registers = np.empty(0, np.int64)
+        if _REGISTERS[present].any():
+            registers = np.flatnonzero(_REGISTERS[function] & is_known)
+        pids = (threads[0] >> np.uint64(32)).astype(np.int64)
+        pid = pids[threads[1]] if len(pids) > 1 and (pids != pids[0]).any() else None
+        for process in np.unique(pids).tolist():
+
+            def own(rows: _I64, process: int = process) -> _I64:
+                return rows if pid is None else rows[pid[rows] == process]
+
+            if registers.size:
+                known = self._registered.setdefault(process, set())
+                known.update(kernel[own(registers)].tolist())
+            for is_driver, group in groups:
+                rows = own(group)
                 if rows.size:
-                    self._note_launches(
-                        int(process), is_driver, rows, kernel, function, first, knows
-                    )
+                    self._note_launches(process, is_driver, rows, kernel, function, first, knows)
         return first, is_launch, first & knows, knows
 
     def _note_launches(
@@ -241,13 +255,12 @@ class MeaningTracker:
         is_driver: bool,
         rows: _I64,
         kernel: npt.NDArray[np.uint64],
-        function: npt.NDArray[np.uint16],
+        function: _I64,
         first: _Bool,
         knows: _Bool,
     ) -> None:
         """Mark the first launches of kernels; the layers have handles of their own."""
         seen = self._seen.get((process, is_driver), np.empty(0, np.uint64))
-        knows[rows] = True
         launched = kernel[rows]
         if len(seen):
             place = np.minimum(np.searchsorted(seen, launched), len(seen) - 1)
@@ -265,11 +278,10 @@ class MeaningTracker:
             knows[added] = [handle in registered for handle in kernel[added].tolist()]
 
 
-def _distinct(values: _I64) -> _I64:
-    """The distinct values; fast where there is but one."""
-    if len(values) and (values == values[0]).all():
-        return values[:1]
-    return np.unique(values)
+def _is_good(calls: Calls) -> _Bool:
+    """Which calls returned without an error."""
+    is_good: _Bool = calls.has_return & (calls.result == 0)
+    return is_good
 
 
 def visible_devices(pid: int, root: Path = proc.PROC) -> list[int] | None:

@@ -90,15 +90,20 @@ def nest(
     results = returns["result"]
     try:
         for index, before in enumerate(last):
-            mine = np.flatnonzero(thread == index) if len(last) > 1 else np.arange(len(thread))
-            split = int(np.searchsorted(mine, n))
-            carried = int(np.searchsorted(mine[:split], n_carried))
-            place = (sequence[mine] - np.uint32(before & 0xFFFFFFFF)).view(np.int32) - 1
+            mine: _I64 | slice = slice(None)
+            rows = return_rows = None
+            split, carried = n, n_carried
+            if len(last) > 1:
+                mine = np.flatnonzero(thread == index)
+                split = int(np.searchsorted(mine, n))
+                carried = int(np.searchsorted(mine[:split], n_carried))
+                rows, return_rows = mine[:split], mine[split:] - n
+            place = (sequence[mine] - np.uint32((before + 1) & 0xFFFFFFFF)).view(np.int32)
             place[:carried] = -1
             _nest_thread(
                 found,
-                mine[:split],
-                mine[split:] - n,
+                _Some(rows),
+                _Some(return_rows),
                 carried,
                 place[:split].astype(np.int64),
                 place[split:].astype(np.int64),
@@ -113,10 +118,25 @@ def nest(
     return found
 
 
+class _Some:
+    """Some rows, given by their numbers; None is all of them, whose numbers need no look-up."""
+
+    def __init__(self, rows: _I64 | None) -> None:
+        self._rows = rows
+
+    def at(self, which: _I64) -> _I64:
+        """Numbers of those of the rows."""
+        return which if self._rows is None else self._rows[which]
+
+    def between(self, start: int, end: int) -> _I64 | slice:
+        """Numbers of a run of the rows."""
+        return slice(start, end) if self._rows is None else self._rows[start:end]
+
+
 def _nest_thread(
     found: Nested,
-    rows: _I64,
-    return_rows: _I64,
+    rows: _Some,
+    return_rows: _Some,
     n_carried: int,
     place: _I64,
     return_place: _I64,
@@ -128,18 +148,18 @@ def _nest_thread(
 ) -> None:
     """The same for the records of one thread, whose places in its sequence are known."""
     before, held_before = numbers
-    n = len(rows)
+    n, n_returns = len(place), len(return_place)
     n_taken, n_returned, n_accepted = _without_hole(place, return_place, n_carried)
     held = 0
-    if n_taken < n or n_returned < len(return_rows):
+    if n_taken < n or n_returned < n_returns:
         waiting = min([*place[n_taken : n_taken + 1], *return_place[n_returned : n_returned + 1]])
         if before + 1 + int(waiting) <= held_before:
             raise _TooHardError  # it waited already: what is before it was lost
         held = before + 1 + int(max([*place[n - 1 : n], *return_place[-1:]]))
     found.n_accepted.append(n_accepted)
     found.held_until.append(held)
-    found.state[rows[n_taken:]] = WAITS
-    found.waits[return_rows[n_returned:]] = True
+    found.state[rows.between(n_taken, n)] = WAITS
+    found.waits[return_rows.between(n_returned, n_returns)] = True
     entered, returned = depth[:n_taken], depth[n : n + n_returned]
     outer: _I64 | None = None
     outer_place = outer_end = np.empty(0, np.int64)
@@ -157,18 +177,18 @@ def _nest_thread(
             or (function[own[:k]] != function[n + back]).any()
         ):
             raise _TooHardError
-        ended = rows[own[:k]]
-        found.end_ns[ended] = times[return_rows[back]]
-        found.result[ended] = results[return_rows[back]]
+        ended, returning = rows.at(own[:k]), return_rows.at(back)
+        found.end_ns[ended] = times[returning]
+        found.result[ended] = results[returning]
         own_end = np.append(back_place, n_accepted) if len(own) > k else back_place
         if len(own) > k:
             opened.append((level, int(own_place[-1])))
-            found.state[rows[own[-1]]] = OPEN
+            found.state[rows.at(own[-1:])] = OPEN
         if outer is not None and len(own):
             around = np.searchsorted(outer_place, own_place, side="right") - 1
             if (around < 0).any() or (outer_end[around] < own_place).any():
                 raise _TooHardError
-            found.parent[rows[own]] = rows[outer[around]]
+            found.parent[rows.at(own)] = rows.at(outer[around])
         elif level and len(own):
             raise _TooHardError
         outer, outer_place, outer_end = own, own_place, own_end
@@ -179,7 +199,7 @@ def _nest_thread(
         for level, at in opened:
             if at + 1 < n_accepted and lowest[at + 1 :].min() <= level:
                 raise _TooHardError
-    found.parent[rows[:n_carried]] = -1
+    found.parent[rows.between(0, n_carried)] = -1
 
 
 def _without_hole(place: _I64, return_place: _I64, n_carried: int) -> tuple[int, int, int]:

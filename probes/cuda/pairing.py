@@ -419,7 +419,10 @@ def _no_calls() -> Calls:
 
 def index_threads(pid_tgid: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], _I64]:
     """Return the distinct ``pid_tgid``, sorted, and the index of each record's among them."""
-    starts = np.flatnonzero(np.diff(pid_tgid, prepend=~pid_tgid[:1]))
+    changes = np.flatnonzero(pid_tgid[1:] != pid_tgid[:-1]) + 1
+    if not len(changes):
+        return pid_tgid[:1].copy(), np.zeros(len(pid_tgid), np.int64)
+    starts = np.concatenate(([0], changes))
     runs = pid_tgid[starts]
     keys = np.unique(runs)  # sorting values and looking them up beats sorting indices
     lengths = np.diff(np.append(starts, len(pid_tgid)))
