@@ -6,18 +6,21 @@ are medians over alternating rounds of the process's CPU time per launch, the he
 included. The simulated libcupti plays NVIDIA's, so its part of the cost is not NVIDIA's: on a GPU
 run ``pytest tests/gpu``.
 
-Then a producer hands the collector one million records a second while the reader drains its ring,
-and the reader alone turns records into rows.
+Then a producer hands the collector one million records a second: while the reader drains its ring,
+while it makes rows of the records too, each also three times as long, and while nobody reads. Peak
+memory of both sides shows whether it is bounded. At last the reader alone turns records into rows.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -91,35 +94,72 @@ def launches() -> None:
     for mode, values in found.items():
         value = statistics.median(values)
         print(f"cupti_launch_{mode} {value:.0f} ns {bare:.0f} {value / bare:.3f}", flush=True)
-    on = statistics.median(found["on"]) - bare
-    print(f"cupti_added_per_launch {on:.0f} ns - -")
+    for mode in ("off", "on", "windowed"):
+        added = statistics.median(found[mode]) - bare
+        print(f"cupti_added_per_launch_{mode} {added:.0f} ns - -")
     print(f"cupti_helper_per_launch {statistics.median(HELPER_NS['on']):.0f} ns - -", flush=True)
 
 
-def million_a_second() -> None:
-    """Print what the collector loses and holds at a million records a second."""
+def million_a_second(
+    case: str, n_records: int, take: Callable[[RingFile], int], *, is_paired: bool = False
+) -> None:
+    """Print what the collector loses and both sides hold at a million records a second.
+
+    Args:
+        case: Ending of the names of the figures.
+        n_records: How many records there are.
+        take: Takes what lies in the ring and returns how many records it took.
+        is_paired: Every other record is the call of the kernel after it.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
         meeting = Rendezvous.create(folder / "meeting")
         meeting.close(remove=False)
-        command = [str(build_producer(folder)), str(meeting.directory), str(N_RECORDS), "1000000"]
+        command = [str(build_producer(folder)), str(meeting.directory), str(n_records), "1000000"]
+        command += ["pairs"] if is_paired else []
+        before = _peak_mb()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         read = 0
         rings: list[RingFile] = []
         while process.poll() is None or not rings:
             rings = rings or [RingFile(path) for path in meeting.directory.glob("ring-*")]
-            read += sum(len(one.drain()) for one in rings)
+            read += sum(take(one) for one in rings)
             time.sleep(0.05)
-        read += len(rings[0].drain())
+        read += take(rings[0])
         rings[0].close(remove=True)
         assert process.stdout is not None
         told = figures(process.stdout.read())
-    rate = told["made"] / told["wall_ms"] * 1000
-    print(f"cupti_records_made {rate:.0f} records/s - -")
-    print(f"cupti_records_lost {told['made'] - read:.0f} records {told['made']:.0f} "
-          f"{(told['made'] - read) / told['made']:.6f}")  # fmt: skip
-    print(f"cupti_collector_memory {told['peak_kb'] / 1024:.1f} MB - -")
-    print(f"cupti_collector_record {told['drain_ns']:.1f} ns - -", flush=True)
+    rate, lost = told["made"] / told["wall_ms"] * 1000, told["made"] - read
+    print(f"cupti_records_made{case} {rate:.0f} records/s - -")
+    print(
+        f"cupti_records_lost{case} {lost:.0f} records {told['made']:.0f} {lost / told['made']:.6f}"
+    )
+    print(f"cupti_collector_memory{case} {told['peak_kb'] / 1024:.1f} MB - -")
+    print(f"cupti_reader_memory_added{case} {_peak_mb() - before:.1f} MB - -")
+    print(f"cupti_collector_record{case} {told['drain_ns']:.1f} ns - -", flush=True)
+
+
+def drained(one: RingFile) -> int:
+    """Only copy the records."""
+    return len(one.drain())
+
+
+def converted() -> Callable[[RingFile], int]:
+    """Make rows of the records, as a recorder does."""
+    tables = ActivityTables(1, lambda _: "_Z4axpyPfS_i")
+
+    def take(one: RingFile) -> int:
+        records = one.drain()
+        for _ in tables.add(records, time.monotonic_ns()):
+            pass
+        return len(records)
+
+    return take
+
+
+def _peak_mb() -> float:
+    """Most memory that this process has held so far, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def reader() -> None:
@@ -161,7 +201,11 @@ def main() -> None:
     """Run all; a thread of the reader is not needed, so that its CPU time is its own."""
     assert threading.active_count() == 1
     launches()
-    million_a_second()
+    million_a_second("", N_RECORDS, drained)
+    million_a_second("_3x", 3 * N_RECORDS, drained)
+    million_a_second("_rows", N_RECORDS, converted(), is_paired=True)
+    million_a_second("_rows_3x", 3 * N_RECORDS, converted(), is_paired=True)
+    million_a_second("_unread", N_RECORDS, lambda one: 0)
     reader()
 
 

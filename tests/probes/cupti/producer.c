@@ -1,6 +1,6 @@
 /* Plays CUPTI for the collector's own code: fills its buffers with kernel records.
  *
- * producer DIRECTORY RECORDS RATE   (0 as fast as it goes)
+ * producer DIRECTORY RECORDS RATE [pairs]   (0 as fast as it goes; pairs: each kernel after its call)
  * Prints one line: made, pushed, lost, refused buffers, peak memory in KB, ns of CPU per record. */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -44,7 +44,8 @@ int main(int argc, char **argv) {
     uint64_t refused = 0, begin, spent = 0;
     struct control *control = control_open(argv[1]);
     struct ring_header *ring = control == NULL ? NULL : ring_create(argv[1], control);
-    if (argc != 4 || ring == NULL || pool_open() != 0) return 1;
+    int is_paired = argc == 5 && strcmp(argv[4], "pairs") == 0;
+    if (argc < 4 || ring == NULL || pool_open() != 0) return 1;
     atomic_store(&ring->on_ns, monotonic_ns());
     atomic_store(&ring->state, RING_ON);
     begin = monotonic_ns();
@@ -60,8 +61,17 @@ int main(int argc, char **argv) {
         }
         for (; used + RECORD_BYTES <= size && made < wanted; used += RECORD_BYTES, made++) {
             struct activity_kernel *k = (struct activity_kernel *)(buffer + used);
+            struct activity_api *call = (struct activity_api *)k;
             uint64_t at = monotonic_ns();
             memset(k, 0, RECORD_BYTES);
+            while (rate != 0 && monotonic_ns() - begin < made * 1000000000ULL / rate) {
+            }
+            if (is_paired && made % 2 == 0) {
+                *call = (struct activity_api){.kind = ACTIVITY_DRIVER, .start = at - 2000,
+                                              .end = at - 1000, .thread = 1,
+                                              .correlation = (uint32_t)made + 2};
+                continue;
+            }
             k->kind = ACTIVITY_CONCURRENT_KERNEL;
             k->start = at - 900;
             k->end = at;
@@ -69,8 +79,6 @@ int main(int argc, char **argv) {
             k->correlation = (uint32_t)made + 1;
             k->name = names[made % 3];
             for (int i = 0; i < 3; i++) k->grid[i] = k->block[i] = 1;
-            while (rate != 0 && monotonic_ns() - begin < made * 1000000000ULL / rate) {
-            }
         }
         pool_complete(NULL, 0, buffer, size, used);
         cpu = cpu_ns();
