@@ -1,7 +1,8 @@
 """How a table becomes a Parquet file: one row order and one encoding per column.
 
 Times and growing ids are delta encoded (dictionary off for them); strings, small integers and
-handles use dictionaries; everything is zstd level 3.
+handles use dictionaries; everything is zstd level 3. A new segment of a few samples is written with
+what costs the least instead, until it is merged: lz4, dictionaries for strings only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from analysis.schema import FORMAT_VERSION, Table
 
 #: Ids that grow with time: delta encoding, no dictionary.
 GROWING_IDS = frozenset({"call_id", "parent_call_id", "correlation_id"})
+#: Fewer rows of samples than this are encoded quickly: zstd and dictionaries then cost as much
+#: again, and save nothing.
+FEW_SAMPLES = 16_384
 #: Longest row group, in rows.
 ROW_GROUP_ROWS = 1_048_576
 
@@ -32,18 +36,26 @@ def _is_delta(name: str, type: pa.DataType, is_time: bool) -> bool:
     return pa.types.is_int64(type) and (is_time or name in GROWING_IDS)
 
 
-def parquet_options(table: Table) -> dict[str, Any]:
-    """Return the keyword arguments of ``pyarrow.parquet.ParquetWriter`` for one table."""
+def parquet_options(table: Table, is_quick: bool = False) -> dict[str, Any]:
+    """Return the keyword arguments of ``pyarrow.parquet.ParquetWriter`` for one table.
+
+    Args:
+        table: Its declaration.
+        is_quick: What costs the least rather than what is smallest.
+    """
     schema = table.arrow_schema()
     delta = {
         column.name: "DELTA_BINARY_PACKED"
         for column in table
         if _is_delta(column.name, schema.field(column.name).type, column.is_time)
     }
+    texts = [column.name for column in table if pa.types.is_string(schema.field(column.name).type)]
     return {
-        "compression": "zstd",
-        "compression_level": 3,
-        "use_dictionary": [name for name in table.column_names if name not in delta],
+        "compression": "lz4" if is_quick else "zstd",
+        "compression_level": None if is_quick else 3,
+        "use_dictionary": texts
+        if is_quick
+        else [name for name in table.column_names if name not in delta],
         "column_encoding": delta,
         # What a reader of a range needs to skip a segment: where its rows begin and end.
         "write_statistics": [
@@ -72,13 +84,21 @@ def encode_segment(
         facts: Further footer metadata (boot id, host name, rows lost so far).
     """
     sink = pa.BufferOutputStream()
-    write_rows(sink, table, pa.Table.from_batches(batches), facts)
+    rows = pa.Table.from_batches(batches)
+    is_quick = table.order == "time_ns" and rows.num_rows < FEW_SAMPLES
+    write_rows(sink, table, rows, facts, is_quick)
     return memoryview(sink.getvalue())
 
 
-def write_rows(sink: Any, table: Table, rows: pa.Table, facts: Mapping[str, object]) -> None:
+def write_rows(
+    sink: Any,
+    table: Table,
+    rows: pa.Table,
+    facts: Mapping[str, object],
+    is_quick: bool = False,
+) -> None:
     """Write rows, sorted, as one Parquet file into an open Arrow sink."""
     rows = sort_rows(table, rows)
-    with pq.ParquetWriter(sink, rows.schema, **parquet_options(table)) as writer:
+    with pq.ParquetWriter(sink, rows.schema, **parquet_options(table, is_quick)) as writer:
         writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
         writer.add_key_value_metadata(footer_metadata(table, facts))

@@ -113,6 +113,24 @@ def test_encodings_and_footer(tmp_path):
         assert types.field(column.name).type == declared.type
 
 
+def test_few_samples_are_encoded_quickly_until_they_are_merged(tmp_path):
+    batch = make_batch(
+        EVENT, {"time_ns": [1, 2], "kind": ["mark"] * 2, "name": ["a"] * 2, "detail": [""] * 2}
+    )
+    content = segment_store.encode_segment(EVENT, [batch.rows], {})
+    (tmp_path / "000000000-000000000.parquet").write_bytes(content)
+    (tmp_path / "000000001-000000001.parquet").write_bytes(content)
+    group = compaction.sized_segments(tmp_path)
+    merged = compaction.merge(tmp_path, EVENT, group, {}).segment.path
+    compressions, rows = [], []
+    for path in (group[0].segment.path, merged):
+        columns = pq.read_metadata(path).row_group(0).to_dict()["columns"]
+        compressions.append({column["compression"] for column in columns})
+        rows.append(pq.read_table(path).num_rows)
+    assert compressions == [{"LZ4"}, {"ZSTD"}]
+    assert rows == [2, 4]
+
+
 def test_segments_close_after_a_time_and_at_a_size(tmp_path):
     now = [0]
     writer = SessionWriter(
