@@ -33,7 +33,9 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one table, in that table's Arrow schema."""
+    """Rows of one table, in that table's Arrow schema; columns of text may be coded: of type
+    dictionary, with one and the same dictionary in every batch of a source.
+    """
 
     table: Table
     rows: pa.RecordBatch
@@ -118,6 +120,7 @@ def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
     Args:
         table: Declaration of the table.
         columns: Column name to NumPy array, list or Arrow array; nullable columns may be absent.
+            Text may be coded, and stays so.
 
     Raises:
         ValueError: a required column is absent, or one is not declared.
@@ -130,12 +133,15 @@ def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
     length = len(next(iter(columns.values())))
     schema = table.arrow_schema()
     arrays = []
-    for column, arrow_field in zip(table.columns, schema, strict=True):
+    for place, (column, arrow_field) in enumerate(zip(table.columns, schema, strict=True)):
         values = columns.get(column.name)
         if values is None:
             if not column.nullable:
                 raise ValueError(f"table {table.name} needs column {column.name}")
             arrays.append(pa.nulls(length, arrow_field.type))
+        elif isinstance(values, pa.DictionaryArray) and column.type == "str":
+            arrays.append(values)
+            schema = schema.set(place, arrow_field.with_type(values.type))
         elif isinstance(values, (pa.Array, pa.ChunkedArray)):
             is_cast = values.type != arrow_field.type
             arrays.append(values.cast(arrow_field.type) if is_cast else values)

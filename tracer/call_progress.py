@@ -6,21 +6,26 @@ Rows are only set aside when they arrive and looked at once a second; memory is 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from probes.probe import Batch
+from tracer.coded_text import which_are
 
 #: Last launches that are kept of each process, and most processes.
 N_LAST = 20
 MAX_PIDS = 1024
 #: Most kernel names that are kept.
 MAX_NAMES = 20_000
-_SUBMISSIONS = pa.array(["launch", "graph_launch", "copy", "set", "collective"])
-_LAUNCHES = pa.array(["launch", "graph_launch"])
+_SUBMISSIONS = frozenset({"launch", "graph_launch", "copy", "set", "collective"})
+_LAUNCHES = frozenset({"launch", "graph_launch"})
+_WAITS = frozenset({"sync"})
 _COLUMNS = ("start_ns", "duration_ns", "pid", "tid", "function", "kind", "depth", "kernel")
 
 
@@ -69,24 +74,30 @@ class CallProgress:
         calls, self._calls = self._calls, []
         if not calls:
             return
-        rows = pa.Table.from_batches(calls)
-        outer = rows.filter(pc.equal(rows["depth"], 0))
-        submitted = outer.filter(pc.is_in(outer["kind"], value_set=_SUBMISSIONS))
-        for pid, time_ns in _by_pid(submitted, "start_ns"):
+        for rows in calls:
+            self._note_calls(rows)
+        last: dict[int, list[dict[str, Any]]] = {}
+        for rows in reversed(calls):
+            for pid, own in _by_pid(rows, _LAUNCHES):
+                later = last.setdefault(pid, [])
+                missing = N_LAST - len(later)
+                if missing > 0:
+                    later[:0] = rows.take(pa.array(own[-missing:])).to_pylist()
+        for pid, launches in last.items():
             progress = self._of(pid)
-            progress.submitted_ns = max(progress.submitted_ns, time_ns)
-        waits = outer.filter(
-            pc.and_(pc.equal(outer["kind"], "sync"), pc.is_valid(outer["duration_ns"]))
-        )
-        for pid, wait_ns in _by_pid(waits, "duration_ns"):
+            progress.launches = (*progress.launches, *launches)[-N_LAST:]
+
+    def _note_calls(self, rows: pa.RecordBatch) -> None:
+        """Take over when work was submitted, and how long was waited."""
+        start_ns = rows["start_ns"].to_numpy()
+        for pid, own in _by_pid(rows, _SUBMISSIONS):
             progress = self._of(pid)
-            progress.longest_wait_ns = max(progress.longest_wait_ns, wait_ns)
-        launches = outer.filter(pc.is_in(outer["kind"], value_set=_LAUNCHES))
-        for pid in pc.unique(launches["pid"]).to_pylist():
-            own = launches.filter(pc.equal(launches["pid"], pid))
-            last = own.slice(max(own.num_rows - N_LAST, 0)).to_pylist()
-            progress = self._of(pid)
-            progress.launches = (*progress.launches, *last)[-N_LAST:]
+            progress.submitted_ns = max(progress.submitted_ns, int(start_ns[own].max()))
+        for pid, own in _by_pid(rows, _WAITS):
+            longest = pc.max(rows["duration_ns"].take(pa.array(own))).as_py()
+            if longest is not None:
+                progress = self._of(pid)
+                progress.longest_wait_ns = max(progress.longest_wait_ns, longest)
 
     def _of(self, pid: int) -> Progress:
         progress = self._pids.setdefault(pid, Progress())
@@ -129,9 +140,9 @@ class CallProgress:
         return None if kernel is None else self._names.get((pid, kernel))
 
 
-def _by_pid(rows: pa.Table, column: str) -> list[tuple[int, int]]:
-    """The largest value of a column for each process."""
-    if not rows.num_rows:
-        return []
-    joined = rows.group_by("pid", use_threads=False).aggregate([(column, "max")])
-    return list(zip(joined["pid"].to_pylist(), joined[f"{column}_max"].to_pylist(), strict=True))
+def _by_pid(rows: pa.RecordBatch, kinds: Set[str]) -> list[tuple[int, NDArray[np.int64]]]:
+    """Numbers of the outermost calls of some kinds, ascending, for each process."""
+    is_outer = rows["depth"].to_numpy() == 0
+    chosen = np.flatnonzero(is_outer & which_are(rows["kind"], kinds))
+    pids = rows["pid"].to_numpy()[chosen]
+    return [(pid, chosen[pids == pid]) for pid in np.unique(pids).tolist()]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.schema import FORMAT_VERSION, Table
@@ -84,10 +85,36 @@ def encode_segment(
         facts: Further footer metadata (boot id, host name, rows lost so far).
     """
     sink = pa.BufferOutputStream()
-    rows = pa.Table.from_batches(batches)
+    rows = joined_rows(table, batches)
     is_quick = table.order == "time_ns" and rows.num_rows < FEW_SAMPLES
     write_rows(sink, table, rows, facts, is_quick)
     return memoryview(sink.getvalue())
+
+
+def joined_rows(table: Table, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Return the rows of batches of one table; text that is coded in all of them stays coded."""
+    if any(batch.schema != batches[0].schema for batch in batches):
+        plain = table.arrow_schema()
+        return pa.concat_tables(pa.Table.from_batches([batch]).cast(plain) for batch in batches)
+    return pa.Table.from_batches(batches)
+
+
+def _with_short_dictionaries(rows: pa.Table) -> pa.Table:
+    """The rows with only those values in the dictionaries of coded text that occur."""
+    for place, column in enumerate(rows.columns):
+        if not pa.types.is_dictionary(column.type):
+            continue
+        coded = column.combine_chunks()
+        if isinstance(coded, pa.ChunkedArray):
+            coded = coded.chunk(0)
+        is_used = np.zeros(len(coded.dictionary), np.bool_)
+        is_used[pc.unique(coded.indices.drop_null()).to_numpy()] = True
+        codes = np.cumsum(is_used, dtype=np.int64) - 1
+        indices = pa.array(codes.astype(np.int32)).take(coded.indices)
+        values = coded.dictionary.filter(pa.array(is_used))
+        short = pa.DictionaryArray.from_arrays(indices, values)
+        rows = rows.set_column(place, rows.field(place).with_type(short.type), short)
+    return rows
 
 
 def write_rows(
@@ -98,7 +125,7 @@ def write_rows(
     is_quick: bool = False,
 ) -> None:
     """Write rows, sorted, as one Parquet file into an open Arrow sink."""
-    rows = sort_rows(table, rows)
+    rows = _with_short_dictionaries(sort_rows(table, rows))
     with pq.ParquetWriter(sink, rows.schema, **parquet_options(table, is_quick)) as writer:
         writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
         writer.add_key_value_metadata(footer_metadata(table, facts))

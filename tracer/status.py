@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from analysis.manifest import Source
 from analysis.quantiles import quantile
 from probes.probe import Batch
+from tracer.coded_text import which_are
 
 #: Rates and percentiles are over this much time.
 WINDOW_NS = 5_000_000_000
 #: A gauge older than this is not shown.
 STALE_NS = 15_000_000_000
-_LAUNCHES = pa.array(["launch", "graph_launch"])
+_LAUNCHES = frozenset({"launch", "graph_launch"})
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class StatusMeter:
         if batch.table.name == "cuda_call":
             self._has_calls = True
             self._calls.append((now_ns, batch.rows.num_rows))
-            is_launch = pc.is_in(batch.rows.column("kind"), value_set=_LAUNCHES)
-            durations = batch.rows.column("duration_ns").filter(is_launch).drop_null()
+            is_launch = which_are(batch.rows.column("kind"), _LAUNCHES)
+            durations = batch.rows.column("duration_ns").filter(pa.array(is_launch)).drop_null()
             self._launches.append((now_ns, durations.to_numpy(zero_copy_only=False)))
         elif batch.table.name == "gpu_sample":
             for device, util in zip(

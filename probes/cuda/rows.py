@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from analysis.schema import OPEN_CALL
@@ -19,9 +21,24 @@ from probes.probe import Batch, make_batch
 MAX_OPEN = 4096
 
 _NAMES = pa.array(SYMBOLS)
-_LAYERS = pa.array([function.layer for function in FUNCTIONS_BY_INDEX])
-_KINDS = pa.array([function.kind for function in FUNCTIONS_BY_INDEX])
 _COPY_KINDS = pa.array(COPY_KIND_NAMES)
+
+
+class _Text:
+    """A text that belongs to each function; as a column it is a code for each row."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = pa.array(sorted(set(texts)))
+        places = {text: place for place, text in enumerate(self._texts.to_pylist())}
+        self._codes = np.array([places[text] for text in texts], np.int8)
+
+    def of(self, function: npt.NDArray[np.intp]) -> pa.Array:
+        """The text of each function, coded."""
+        return pa.DictionaryArray.from_arrays(pa.array(self._codes.take(function)), self._texts)
+
+
+_LAYERS = _Text([function.layer for function in FUNCTIONS_BY_INDEX])
+_KINDS = _Text([function.kind for function in FUNCTIONS_BY_INDEX])
 _ARGUMENT_COLUMNS = (
     "stream",
     "kernel",
@@ -37,38 +54,68 @@ _ARGUMENT_COLUMNS = (
 )
 
 
+class _Columns:
+    """Arrow arrays over NumPy's values, where a mask that several of them share is packed once."""
+
+    def __init__(self) -> None:
+        self._bitmaps: dict[int, tuple[npt.NDArray[np.bool_], pa.Buffer | None]] = {}
+
+    def array(
+        self, values: npt.NDArray[np.generic], is_known: npt.NDArray[np.bool_] | None = None
+    ) -> pa.Array:
+        """The values, null where they are not known; not copied."""
+        kind = pa.from_numpy_dtype(values.dtype)
+        if values.dtype == np.bool_:
+            data = pa.py_buffer(np.packbits(values.view(np.bool_), bitorder="little"))
+        else:
+            data = pa.py_buffer(np.ascontiguousarray(values))
+        bitmap = None if is_known is None else self._bitmap(is_known)
+        return pa.Array.from_buffers(kind, len(values), [bitmap, data])
+
+    def _bitmap(self, is_known: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+        found = self._bitmaps.get(id(is_known))
+        if found is None:
+            packed = np.packbits(is_known, bitorder="little")
+            bitmap = None if is_known.all() else pa.py_buffer(packed)
+            # The mask is kept as well: no other can get its identity meanwhile.
+            found = self._bitmaps[id(is_known)] = (is_known, bitmap)
+        return found[1]
+
+
 def call_columns(calls: Calls, arguments: Arguments, meaning: Meaning) -> dict[str, Any]:
-    """Return the columns of ``cuda_call`` for closed calls."""
+    """Return the columns of ``cuda_call`` for closed calls; those of text are coded."""
     entries = calls.entries
-    function = entries["function"].astype(np.int64)
+    function = entries["function"].astype(np.int16)
+    index = function.astype(np.intp)
     start_ns = entries["time_ns"].astype(np.int64)
-    missing = ~calls.has_return
-    device = meaning.device
-    index = pa.array(function)
+    pid_tgid = entries["pid_tgid"].copy()
+    returned = calls.has_return
+    array = _Columns().array
     columns: dict[str, Any] = {
-        "start_ns": start_ns,
-        "duration_ns": pa.array(np.where(missing, 0, calls.end_ns - start_ns), mask=missing),
-        "pid": (entries["pid_tgid"] >> np.uint64(32)).astype(np.int32),
-        "tid": entries["pid_tgid"].astype(np.uint32).astype(np.int32),
-        "function": _NAMES.take(index),
-        "layer": _LAYERS.take(index),
-        "kind": _KINDS.take(index),
-        "call_id": calls.call_id,
-        "parent_call_id": pa.array(calls.parent_id, mask=calls.parent_id < 0),
-        "depth": calls.depth.astype(np.int16),
-        "device": pa.array(device, mask=device < 0),
-        "return_code": pa.array(calls.result.astype(np.int32), mask=missing | ~HAS_CODE[function]),
-        "is_first_seen": pa.array(meaning.is_first_seen, mask=~meaning.is_launch),
-        "is_first_use": pa.array(meaning.is_first_use, mask=~meaning.knows_first_use),
-        "is_capture": meaning.is_capture,
+        "start_ns": array(start_ns),
+        "duration_ns": array(calls.end_ns - start_ns, returned),
+        "pid": array((pid_tgid >> np.uint64(32)).astype(np.int32)),
+        "tid": array(pid_tgid.astype(np.uint32).view(np.int32)),
+        "function": pa.DictionaryArray.from_arrays(array(function), _NAMES),
+        "layer": _LAYERS.of(index),
+        "kind": _KINDS.of(index),
+        "call_id": array(calls.call_id),
+        "parent_call_id": array(calls.parent_id, calls.parent_id >= 0),
+        "depth": array(calls.depth.astype(np.int16)),
+        "device": array(meaning.device, meaning.device >= 0),
+        "return_code": array(calls.result.astype(np.int32), returned & HAS_CODE.take(index)),
+        "is_first_seen": array(meaning.is_first_seen, meaning.is_launch),
+        "is_first_use": array(meaning.is_first_use, meaning.knows_first_use),
+        "is_capture": array(meaning.is_capture),
     }
     for name in _ARGUMENT_COLUMNS:
-        column = arguments.array(name)
-        if column is not None:
-            columns[name] = column
+        if name in arguments.values:
+            columns[name] = array(arguments.values[name], arguments.is_known[name])
     if "copy_kind" in arguments.values:
-        kinds = pa.array(arguments.values["copy_kind"], mask=~arguments.is_known["copy_kind"])
-        columns["copy_kind"] = _COPY_KINDS.take(kinds)
+        codes = array(arguments.values["copy_kind"], arguments.is_known["copy_kind"])
+    else:
+        codes = pa.nulls(len(entries), pa.int8())
+    columns["copy_kind"] = pa.DictionaryArray.from_arrays(codes, _COPY_KINDS)
     return columns
 
 
@@ -90,8 +137,8 @@ def open_batch(calls: OpenCalls, now_ns: int) -> Batch:
         "pid": pid,
         "tid": tid,
         "function": _NAMES.take(pa.array(function)),
-        "layer": _LAYERS.take(pa.array(function)),
-        "kind": _KINDS.take(pa.array(function)),
+        "layer": _LAYERS.of(function),
+        "kind": _KINDS.of(function),
         "call_id": calls.call_id[rows],
         "depth": calls.depth[rows],
         "is_doubtful": calls.is_doubtful[rows],
