@@ -974,6 +974,16 @@ CALL_RETURN = Record(
     ),
 )
 
+COLLECTION_RECORD = Record(
+    "collection_record",
+    "An interpreter ended a garbage collection.",
+    (
+        RecordField("start_ns", "u64", "when it began"),
+        RecordField("end_ns", "u64", "when it ended"),
+        RecordField("pid_tgid", "u64", "tgid << 32 | tid of the thread that collected"),
+    ),
+)
+
 OFFCPU_RECORD = Record(
     "offcpu_record",
     "A launching thread came back on a CPU.",
@@ -1008,4 +1018,7 @@ PROCESS_RECORD = Record(
 )
 
 #: Every record a BPF program may send, sorted by name. Keep this list sorted.
-RECORDS: tuple[Record, ...] = (CALL_ENTRY, CALL_RETURN, OFFCPU_RECORD, PROCESS_RECORD)
+RECORDS: tuple[Record, ...] = (
+    *(CALL_ENTRY, CALL_RETURN, COLLECTION_RECORD),
+    *(OFFCPU_RECORD, PROCESS_RECORD),
+)

@@ -38,12 +38,15 @@ class Place:
         cookie: Number that the programs get.
         program: Name of the program to run at entry.
         has_return: Whether its return is probed too.
+        counter: Offset in the file of the counter that turns it on while anybody looks (of markers
+            that programs declare); 0 for none.
     """
 
     offset: int
     cookie: int
     program: str
     has_return: bool = True
+    counter: int = 0
 
 
 @dataclass
@@ -171,6 +174,7 @@ class Attacher:
                 [place.cookie for place in places],
                 is_return=is_return,
                 pid=pid,
+                counters=[place.counter for place in places],
             )
         except OSError as error:
             if len(places) == 1 or error.errno in (errno.EPERM, errno.ESRCH, errno.ENOENT):
@@ -199,6 +203,7 @@ class Attacher:
                 kind=kind,
                 return_bit=return_bit if is_return else None,
                 pid=pid or -1,
+                counter=place.counter,
             )
         except OSError as error:
             _count(attachment, error, 1)

@@ -110,6 +110,12 @@ def _host(options: ProbeOptions) -> Probe:
     return HostProbe(options.tree)
 
 
+def _interpreter(options: ProbeOptions) -> Probe:
+    from probes.scheduler.collector import GarbageCollections
+
+    return GarbageCollections(options.calls, options.tree)
+
+
 def _kernel_log(_: ProbeOptions) -> Probe:
     from probes.host.kernel_log import KernelLogProbe
 
@@ -156,6 +162,7 @@ PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe | None]], ...] = (
     ("dcgm", _dcgm),
     ("engine", _engine),
     ("host", _host),
+    ("interpreter", _interpreter),
     ("kernel_log", _kernel_log),
     ("mps", _mps),
     ("nvml", _nvml),
@@ -166,7 +173,9 @@ PROBES: tuple[tuple[str, Callable[[ProbeOptions], Probe | None]], ...] = (
 
 
 #: Probes that run only beside another one.
-_BESIDE = {"offcpu": "cuda", "mps": "nvml"}
+_BESIDE = {"interpreter": "cuda", "offcpu": "cuda", "mps": "nvml"}
+#: Probes that tell on the side why a launching thread did not launch, wherever another runs.
+_ALONG = {"offcpu": "interpreter"}
 #: Tables that most probes deliver on the side; wanting them turns on nothing.
 _ASIDE = frozenset({"event", "loss"})
 
@@ -191,4 +200,5 @@ def _wanted(built: Mapping[str, Probe | None], tables: Collection[str]) -> set[s
         if probe is not None
         and any(table.name in tables and table.name not in _ASIDE for table in probe.tables)
     }
+    wanted |= {_ALONG[name] for name in wanted if name in _ALONG}
     return wanted | {_BESIDE[name] for name in wanted if name in _BESIDE}

@@ -33,6 +33,8 @@ ATTACH_UPROBE_MULTI = 48
 
 _UPROBE_MULTI_RETURN = 1
 _PERF_FLAG_FD_CLOEXEC = 8
+#: Bit of a uprobe event's ``config`` at which the offset of its counter begins.
+_COUNTER_SHIFT = 32
 _PERF_ATTRIBUTE_BYTES = 112
 _PERF_TYPE_TRACEPOINT = 2
 _PERF_IOC_ENABLE = 0x2400
@@ -154,6 +156,7 @@ def link_uprobe_multi(
     *,
     is_return: bool,
     pid: int = 0,
+    counters: Sequence[int] = (),
 ) -> int:
     """Return the descriptor of a link that runs a program at many places of a file.
 
@@ -164,8 +167,11 @@ def link_uprobe_multi(
         cookies: One number per place, which the program can read.
         is_return: Run when the functions at these places return.
         pid: Only in this process; 0 is every process.
+        counters: Offsets in the file of the counters that turn the places on while anybody looks,
+            one per place, 0 for none; may be empty.
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
+    switches = array.array("Q", counters)
     places = array.array("Q", offsets)
     numbers = array.array("Q", cookies)
     attribute = struct.pack(
@@ -176,7 +182,7 @@ def link_uprobe_multi(
         0,
         ctypes.addressof(name),
         places.buffer_info()[0],
-        0,
+        switches.buffer_info()[0] if any(counters) else 0,
         numbers.buffer_info()[0],
         len(places),
         _UPROBE_MULTI_RETURN if is_return else 0,
@@ -207,7 +213,7 @@ def _open_event(kind: int, config: int, config1: int, config2: int, pid: int, cp
 
 
 def open_uprobe_event(
-    path: str, offset: int, *, kind: int, return_bit: int | None, pid: int
+    path: str, offset: int, *, kind: int, return_bit: int | None, pid: int, counter: int = 0
 ) -> int:
     """Return the descriptor of a perf event at one place of a file.
 
@@ -217,9 +223,10 @@ def open_uprobe_event(
         kind: Perf type of uprobes on this machine (``/sys/bus/event_source/devices/uprobe/type``).
         return_bit: Bit of ``config`` that asks for returns; None at entry.
         pid: Only in this process; -1 is every process.
+        counter: Offset in the file of the counter that turns the place on; 0 for none.
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
-    config = 0 if return_bit is None else 1 << return_bit
+    config = counter << _COUNTER_SHIFT | (0 if return_bit is None else 1 << return_bit)
     cpu = 0 if pid == -1 else -1
     return _open_event(kind, config, ctypes.addressof(name), offset, pid, cpu)
 

@@ -31,6 +31,7 @@ struct slot {
 #define OFFCPU_LOST 3
 #define TARGETS_FULL 4
 #define RING_FULL 5 /* told by function in lost_entries and lost_returns */
+#define COLLECTIONS_LOST 6
 #define N_COUNTERS 8
 
 BPF_ARRAY(slots, struct slot, N_SLOTS);

@@ -18,6 +18,9 @@ WAKE_BYTES = 4096
 #: Runs where a program's loader says that it maps or unmaps libraries.
 LOADER_PROGRAM = "library_loaded"
 
+#: Runs where an interpreter begins or ends a garbage collection.
+COLLECTOR_PROGRAM = "collector_marker"
+
 #: Program to the tracepoint that runs it.
 TRACEPOINTS = {
     "process_fork": "task/task_newtask",
@@ -36,6 +39,7 @@ _MAPS = (
     "returns",
     "processes",
     "offcpu",
+    "collections",
     "wakes",
     "counters",
     "lost_entries",
@@ -68,7 +72,10 @@ class ModuleLoading:
         self.side_bytes = side_bytes
         self.is_multi = attach.has_uprobe_multi() if is_multi is None else is_multi
         kind = "uprobe_multi" if self.is_multi else "kprobe"
-        names = (program.ENTRY_PROGRAM, program.RETURN_PROGRAM, LOADER_PROGRAM)
+        names = (
+            *(program.ENTRY_PROGRAM, program.RETURN_PROGRAM),
+            *(LOADER_PROGRAM, COLLECTOR_PROGRAM),
+        )
         requests = [bpf.ProgramRequest(name, kind) for name in names]
         requests += [bpf.ProgramRequest(name, "tracepoint") for name in TRACEPOINTS]
         self._loading = bpf.Loading(

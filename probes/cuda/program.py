@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from analysis.schema import CALL_ENTRY, CALL_RETURN, N_CALL_WORDS, OFFCPU_RECORD, PROCESS_RECORD
+from analysis.schema import N_CALL_WORDS, RECORDS
 from probes.cuda.abi import N_REGISTERS, Field, Source
 from probes.cuda.functions import FUNCTIONS, SYMBOL_INDEX, SYMBOLS, Function, by_symbol
 
@@ -40,6 +40,9 @@ KERNEL_TYPES = Path("/sys/kernel/btf/vmlinux")
 MAX_DEPTH = 8
 #: Slots of per-thread state; a thread's place is its id modulo this.
 N_SLOTS = 1 << 16
+#: Size of the ring of garbage collections, and the shortest that is told.
+COLLECTION_BYTES = 1 << 14
+SHORTEST_COLLECTION_NS = 100_000
 #: Most processes recorded at once.
 MAX_TARGETS = 16384
 
@@ -252,23 +255,26 @@ def header(entry_bytes: int, return_bytes: int, side_bytes: int) -> str:
         "HAS_TASK_REGISTERS": int(KERNEL_TYPES.is_file()),
         "SYSCALL_FUTEX": 202,
         "STATE_SLEEPING": 1,
+        "COLLECTION_PAGES": COLLECTION_BYTES // 4096,
+        "SHORTEST_COLLECTION_NS": SHORTEST_COLLECTION_NS,
     }
     lines = [f"#define {name} {value}" for name, value in constants.items()]
-    lines.extend(
-        record.c_struct() for record in (CALL_ENTRY, CALL_RETURN, OFFCPU_RECORD, PROCESS_RECORD)
-    )
+    lines.extend(record.c_struct() for record in RECORDS)
     return "\n".join(lines)
 
 
 def source_text(entry_bytes: int, return_bytes: int, side_bytes: int) -> str:
-    """Return the whole BPF source: header, layouts, call probes, scheduler."""
+    """Return the whole BPF source: header, layouts, call probes, scheduler, interpreter."""
     calls = Path(__file__).with_name("calls.bpf.c").read_text(encoding="utf-8")
-    scheduler = Path(__file__).parents[1] / "scheduler" / "offcpu.bpf.c"
+    scheduler = Path(__file__).parents[1] / "scheduler"
     return "\n\n".join(
         (
             header(entry_bytes, return_bytes, side_bytes),
             _entry_cases(),
             calls,
-            scheduler.read_text(encoding="utf-8"),
+            *(
+                (scheduler / name).read_text(encoding="utf-8")
+                for name in ("offcpu.bpf.c", "collector.bpf.c")
+            ),
         )
     )

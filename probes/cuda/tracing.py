@@ -13,7 +13,13 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from analysis.schema import CALL_ENTRY, CALL_RETURN, OFFCPU_RECORD, PROCESS_RECORD
+from analysis.schema import (
+    CALL_ENTRY,
+    CALL_RETURN,
+    COLLECTION_RECORD,
+    OFFCPU_RECORD,
+    PROCESS_RECORD,
+)
 from probes import attach, syscalls
 from probes.cuda import program
 from probes.cuda.loading import TRACEPOINTS, WAKE_BYTES, ModuleLoading
@@ -27,6 +33,7 @@ COUNTERS = (
     "offcpu_lost",
     "targets_full",
     "ring_full",
+    "collections_lost",
 )
 
 
@@ -50,6 +57,9 @@ class Tracing:
         self.returns = Ring(maps["returns"], loading.return_bytes, CALL_RETURN.numpy_dtype())
         self.processes = Ring(maps["processes"], loading.side_bytes, PROCESS_RECORD.numpy_dtype())
         self.offcpu = Ring(maps["offcpu"], loading.side_bytes, OFFCPU_RECORD.numpy_dtype())
+        self.collections = Ring(
+            maps["collections"], program.COLLECTION_BYTES, COLLECTION_RECORD.numpy_dtype()
+        )
         #: New processes and libraries, for who attaches to them: readable when there are any.
         self.wakes = Ring(maps["wakes"], WAKE_BYTES, PROCESS_RECORD.numpy_dtype())
         self.wakes_descriptor = maps["wakes"]
@@ -122,6 +132,7 @@ class Tracing:
             self._free()
 
     def _free(self) -> None:
-        for ring in (self.entries, self.returns, self.processes, self.offcpu, self.wakes):
+        side = (self.processes, self.offcpu, self.collections, self.wakes)
+        for ring in (self.entries, self.returns, *side):
             ring.close()
         self._module.close()

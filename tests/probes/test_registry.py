@@ -40,5 +40,6 @@ def test_dcgm_comes_from_the_command_or_from_an_exporter(dcgm, source):
 
 
 def test_only_the_probes_of_the_wanted_tables_are_built_and_what_they_run_beside():
-    assert [probe.name for probe in build_probes(options(), {"offcpu"})] == ["cuda", "offcpu"]
+    offcpu = [probe.name for probe in build_probes(options(), {"offcpu"})]
+    assert offcpu == ["cuda", "interpreter", "offcpu"]
     assert [probe.name for probe in build_probes(options(), {"event"})] == []
