@@ -1,19 +1,22 @@
 """A recorder of made-up calls with everything real behind it: retention, segments, marks, samples.
 
 ``python -m tests.e2e.fault_recorder DIR [--calls-per-s N] [--keep-s S] [--max-bytes N]
-[--min-free N] [--step-clock]``; it prints "up" and records until a signal ends it.
+[--min-free N] [--step-clock] [--lose-source] [--nvml] [--grow-bytes-per-s N]``; it prints "up" and
+records until a signal ends it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from analysis.manifest import Manifest
 from probes.clocks import ClockAnchors, ClockReaders
+from probes.gpu.nvml import NvmlProbe
 from probes.host.host import HostProbe
 from probes.host.process import ProcessProbe
 from probes.probe import Batch, ProbeError
@@ -42,6 +45,14 @@ class Lost(FakeCalls):
         return []
 
 
+def grow(bytes_per_s: int) -> None:
+    """Take more and more memory."""
+    taken = []
+    while True:
+        taken.append(b"x" * (bytes_per_s // 10))
+        time.sleep(0.1)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("path", type=Path)
@@ -51,6 +62,8 @@ def main() -> int:
     parser.add_argument("--min-free", type=int)
     parser.add_argument("--step-clock", action="store_true")
     parser.add_argument("--lose-source", action="store_true")
+    parser.add_argument("--nvml", action="store_true")
+    parser.add_argument("--grow-bytes-per-s", type=int, default=0)
     arguments = parser.parse_args()
     retention = None
     if arguments.keep_s is not None or arguments.max_bytes is not None:
@@ -62,6 +75,8 @@ def main() -> int:
     probes = [calls, HostProbe(tree), ProcessProbe(tree)]
     if arguments.lose_source:
         probes.append(Lost("nvml"))
+    if arguments.nvml:
+        probes.append(NvmlProbe(tree))
     readers = ClockReaders()
     if arguments.step_clock:
         begin = time.monotonic()
@@ -73,6 +88,8 @@ def main() -> int:
     with stopped_by_signals(recorder):
         recorder.start()
         print("up", flush=True)
+        if arguments.grow_bytes_per_s:
+            threading.Thread(target=grow, args=(arguments.grow_bytes_per_s,), daemon=True).start()
         recorder.run()
         is_complete = recorder.finish()
     return 0 if is_complete and not writer.source().n_lost else 6
