@@ -1,7 +1,9 @@
 """CUDA calls as compact columns: the outermost calls of every thread, and their latencies.
 
-Only outermost calls are kept (a driver call inside a runtime call is part of it), 27 bytes each,
-so that ten million calls fit into a few hundred MB. Codes replace text; -1 codes a null.
+Only outermost calls are kept (a driver call inside a runtime call is part of it), 24 bytes each,
+so that ten million calls fit into a few hundred MB. Codes replace text; -1 codes a null. What is
+asked of all calls goes over them in blocks or yields small positions: a second column of ten
+million times would take as much again.
 """
 
 from __future__ import annotations
@@ -60,6 +62,47 @@ _COLUMNS = (
 )
 
 
+#: Traits of a call, one bit each.
+_CAPTURE, _RETURN, _SUBMISSION, _SYNC, _BLOCKING_COPY = 1, 2, 4, 8, 16
+_SUBMISSIONS = ("launch", "graph_launch", "copy", "set", "collective")
+
+#: What of (first seen, first use), each null, no or yes, becomes of a call.
+_FIRST = np.array(
+    [
+        *(NOT_KNOWN, REPEATED, FIRST_USE),
+        *(REPEATED, REPEATED, FIRST_USE),
+        *(FIRST_SEEN, REPEATED, FIRST_USE),
+    ],
+    dtype=np.int8,
+)
+#: Threads up to which it is quicker to compare each than to look up.
+_FEW = 8
+#: Calls that are looked at together.
+_BLOCK = 1 << 18
+
+
+def positions(mask: Bools) -> npt.NDArray[np.int32]:
+    """Return where a mask over all calls holds, in order."""
+    found = np.empty(int(np.count_nonzero(mask)), dtype=np.int32)
+    n = 0
+    for first in range(0, len(mask), _BLOCK):
+        part = np.flatnonzero(mask[first : first + _BLOCK])
+        np.add(part, first, out=found[n : n + len(part)], casting="unsafe")
+        n += len(part)
+    return found
+
+
+def tally(codes: npt.NDArray[Any], mask: Bools | None, n_codes: int) -> Ints:
+    """Return how often each code from 0 on comes, where ``mask`` holds if it is given."""
+    result = np.zeros(n_codes, dtype=np.int64)
+    for first in range(0, len(codes), _BLOCK):
+        part = codes[first : first + _BLOCK]
+        if mask is not None:
+            part = part[mask[first : first + _BLOCK]]
+        result += np.bincount(part, minlength=n_codes)
+    return result
+
+
 class _Vocabulary:
     """Values seen so far, in order of appearance, and their codes."""
 
@@ -67,26 +110,37 @@ class _Vocabulary:
         self.values: list[Any] = []
         self._codes: dict[Any, int] = {}
 
-    def codes(self, column: pa.ChunkedArray) -> Ints:
-        """Codes of a column's values, -1 for null."""
+    def codes(self, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+        """Codes of a column's values, -1 for null, in the smallest type that holds them."""
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
         array = column.combine_chunks()
         if isinstance(array, pa.ChunkedArray):
             array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
         local = array.dictionary.to_pylist()
-        table = np.empty(len(local) + 1, dtype=np.int64)
-        for index, value in enumerate(local):
+        for value in local:
             if value not in self._codes:
                 self._codes[value] = len(self.values)
                 self.values.append(value)
-            table[index] = self._codes[value]
-        table[-1] = -1
-        indices = pc.fill_null(array.indices.cast(pa.int64()), len(local)).to_numpy(
-            zero_copy_only=False
-        )
-        result: Ints = table[indices]
+        own = [*(self._codes[value] for value in local), -1]
+        table = np.array(own, dtype=np.int16 if len(self.values) < 1 << 15 else np.int32)
+        result: npt.NDArray[Any] = table[_filled(array.indices, len(local))]
         return result
+
+
+def _filled(column: pa.Array | pa.ChunkedArray, null: int) -> npt.NDArray[Any]:
+    """Values of a column of whole numbers, ``null`` where it is null."""
+    if column.null_count:
+        column = pc.fill_null(column, null)
+    values: npt.NDArray[Any] = column.to_numpy()
+    return values
+
+
+def _answers(column: pa.ChunkedArray) -> npt.NDArray[np.int8]:
+    """0 for null, 1 for no, 2 for yes."""
+    if column.null_count == len(column):
+        return np.zeros(len(column), dtype=np.int8)
+    return _filled(column.cast(pa.int8()), -1) + np.int8(1)
 
 
 class _Columns:
@@ -105,8 +159,10 @@ class _Columns:
         elif end > len(self._arrays[0]):
             # The recorder wrote on since the rows were counted.
             self._arrays = [np.resize(array, 2 * end) for array in self._arrays]
-        for array, part in zip(self._arrays, parts, strict=True):
-            array[self._n : end] = part
+        for index, part in enumerate(parts):
+            if part.dtype.itemsize > self._arrays[index].itemsize:
+                self._arrays[index] = self._arrays[index].astype(part.dtype)
+            self._arrays[index][self._n : end] = part
         self._n = end
 
     def finish(self) -> list[Any]:
@@ -131,8 +187,7 @@ class Calls:
         device: GPU index, -1 when the call does not tell.
         stream: Index into ``streams``, -1 when the call does not tell.
         first: NOT_KNOWN, REPEATED, FIRST_SEEN or FIRST_USE.
-        is_capture: Recorded into a graph, not executed.
-        has_return: The return was seen.
+        traits: What else is asked of each call, as bits.
         threads: ``(pid, tid)`` pairs.
         functions: Names as exported.
         streams: Stream handles.
@@ -140,14 +195,13 @@ class Calls:
 
     start: Ints
     duration: Ints
-    thread: npt.NDArray[np.int32]
+    thread: npt.NDArray[np.integer[Any]]
     kind: npt.NDArray[np.int8]
-    function: npt.NDArray[np.int16]
+    function: npt.NDArray[np.integer[Any]]
     device: npt.NDArray[np.int8]
-    stream: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.integer[Any]]
     first: npt.NDArray[np.int8]
-    is_capture: Bools
-    has_return: Bools
+    traits: npt.NDArray[np.uint8]
     threads: list[tuple[int, int]]
     functions: list[str]
     streams: list[int]
@@ -155,16 +209,34 @@ class Calls:
     def __len__(self) -> int:
         return len(self.start)
 
+    def _has(self, trait: int) -> Bools:
+        return (self.traits & np.uint8(trait)).astype(bool)
+
     @property
     def end(self) -> Ints:
         """Return of each call in ns."""
         return self.start + self.duration
 
+    def ends(self, rows: npt.NDArray[np.integer[Any]]) -> Ints:
+        """Return of some calls in ns, by their positions."""
+        result: Ints = self.start[rows] + self.duration[rows]
+        return result
+
+    @property
+    def is_capture(self) -> Bools:
+        """Which calls were recorded into a graph, not executed."""
+        return self._has(_CAPTURE)
+
+    @property
+    def has_return(self) -> Bools:
+        """Of which calls the return was seen."""
+        return self._has(_RETURN)
+
     def is_kind(self, *names: str) -> Bools:
         """Return which calls are of one of these kinds."""
-        wanted = np.zeros(len(KINDS), dtype=bool)
-        wanted[[KIND[name] for name in names]] = True
-        result: Bools = wanted[self.kind]
+        result: Bools = self.kind == KIND[names[0]]
+        for name in names[1:]:
+            result |= self.kind == KIND[name]
         return result
 
     @property
@@ -172,33 +244,38 @@ class Calls:
         """Which calls are copies that return only when the copy is done (no ``Async`` in the
         name): they wait for earlier work like a sync does.
         """
-        is_async = np.array(["Async" in name for name in self.functions] or [False], dtype=bool)
-        result: Bools = (self.kind == KIND["copy"]) & ~is_async[self.function]
-        return result
+        return self._has(_BLOCKING_COPY)
 
     @property
     def is_submission(self) -> Bools:
         """Which calls hand work to a device: launches, copies, sets, collectives; none under
         capture.
         """
-        return (
-            self.is_kind("launch", "graph_launch", "copy", "set", "collective") & ~self.is_capture
-        )
+        return self._has(_SUBMISSION)
 
     @property
     def is_sync(self) -> Bools:
         """Which calls wait for a device: syncs and blocking copies."""
-        return (self.is_kind("sync") | self.is_blocking_copy) & self.has_return
+        return self._has(_SYNC)
 
     def of_thread(self, index: int) -> npt.NDArray[np.int32]:
         """Return the positions of one thread's calls."""
-        return np.flatnonzero(self.thread == index).astype(np.int32)
+        return positions(self.thread == index)
 
     def of_process(self, pid: int) -> Bools:
         """Return which calls a process made."""
-        table = np.array([own == pid for own, _tid in self.threads] or [False], dtype=bool)
-        result: Bools = table[self.thread]
-        return result
+        own = [index for index, (process, _tid) in enumerate(self.threads) if process == pid]
+        if len(own) == len(self.threads):
+            return np.ones(len(self), dtype=bool)
+        if len(own) <= _FEW:
+            result = np.zeros(len(self), dtype=bool)
+            for index in own:
+                result |= self.thread == index
+            return result
+        table = np.zeros(len(self.threads), dtype=bool)
+        table[own] = True
+        answer: Bools = table[self.thread]
+        return answer
 
     def pauses(self, pid: int, longer_than_ns: int) -> tuple[Ints, int | None]:
         """Return the stretches of a process without any call that are longer than this, as
@@ -229,27 +306,26 @@ def load_calls(session: Session) -> Calls | None:
     filled = _Columns(0)
 
     def convert(part: pa.Table) -> None:
-        part = part.filter(pc.equal(part["depth"], 0))
+        is_outermost = part["depth"].to_numpy() == 0
+        if not is_outermost.all():
+            part = part.filter(pa.array(is_outermost))
         pid = part["pid"].to_numpy().astype(np.int64)
         tid = part["tid"].to_numpy().astype(np.int64)
-        keys = pa.chunked_array([pa.array((pid << 32) | tid)])
-        is_use = part["is_first_use"]
-        first = np.full(part.num_rows, NOT_KNOWN, dtype=np.int8)
-        first[_is(part["is_first_seen"], False)] = REPEATED
-        first[_is(part["is_first_seen"], True)] = FIRST_SEEN
-        first[_is(is_use, False)] = REPEATED
-        first[_is(is_use, True)] = FIRST_USE
+        kind = _kind_codes(part["kind"])
+        function = functions.codes(part["function"])
+        is_capture = _answers(part["is_capture"]) == 2
+        has_return = part["duration_ns"].is_valid().to_numpy()
+        first = 3 * _answers(part["is_first_seen"]) + _answers(part["is_first_use"])
         filled.append(
             part["start_ns"].to_numpy(),
-            pc.fill_null(part["duration_ns"], 0).to_numpy(),
-            threads.codes(keys).astype(np.int32),
-            _kind_codes(part["kind"]),
-            functions.codes(part["function"]).astype(np.int16),
-            np.clip(pc.fill_null(part["device"], -1).to_numpy(), -1, 127).astype(np.int8),
-            streams.codes(part["stream"]).astype(np.int32),
-            first,
-            _is(part["is_capture"], True),
-            part["duration_ns"].is_valid().to_numpy(),
+            _filled(part["duration_ns"], 0),
+            threads.codes(pa.chunked_array([pa.array((pid << 32) | tid)])),
+            kind,
+            function,
+            np.clip(_filled(part["device"], -1), -1, 127).astype(np.int8),
+            streams.codes(part["stream"]),
+            _FIRST[first],
+            _traits(kind, _is_blocking(functions.values)[function], is_capture, has_return),
         )
 
     def start_over() -> None:
@@ -270,15 +346,33 @@ def load_calls(session: Session) -> Calls | None:
         columns[6],
         columns[7],
         columns[8],
-        columns[9],
         threads=[(key >> 32, key & 0xFFFFFFFF) for key in threads.values],
         functions=functions.values,
         streams=streams.values,
     )
 
 
-def _is(column: pa.ChunkedArray, value: bool) -> Bools:
-    result: Bools = pc.fill_null(pc.equal(column, value), False).to_numpy()
+def _is_blocking(functions: list[str]) -> Bools:
+    """Which functions return only when a copy is done, if they copy."""
+    return np.array(["Async" not in name for name in functions] or [True], dtype=bool)
+
+
+def _traits(
+    kind: npt.NDArray[np.int8], is_blocking: Bools, is_capture: Bools, has_return: Bools
+) -> npt.NDArray[np.uint8]:
+    table = np.zeros(len(KINDS), dtype=bool)
+    table[[KIND[name] for name in _SUBMISSIONS]] = True
+    is_blocking_copy = (kind == KIND["copy"]) & is_blocking
+    is_sync = ((kind == KIND["sync"]) | is_blocking_copy) & has_return
+    result = np.zeros(len(kind), dtype=np.uint8)
+    for trait, mask in (
+        (_CAPTURE, is_capture),
+        (_RETURN, has_return),
+        (_SUBMISSION, table[kind] & ~is_capture),
+        (_SYNC, is_sync),
+        (_BLOCKING_COPY, is_blocking_copy),
+    ):
+        result |= mask.view(np.uint8) * np.uint8(trait)
     return result
 
 
@@ -341,9 +435,7 @@ def latencies(calls: Calls, start_ns: int, end_ns: int) -> list[Latency]:
         durations = calls.duration[first:last][is_wanted[first:last]]
         for code in np.flatnonzero(np.bincount(function)).tolist():
             own = durations[function == code]
-            p50, p99 = quantiles.quantile(own, 0.5), quantiles.quantile(own, 0.99)
-            if p50 is None or p99 is None:
-                continue
+            p50, p99 = quantiles.several(own, 0.5, 0.99)
             result.append(
                 Latency(
                     calls.functions[code],

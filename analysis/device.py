@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import intervals
-from analysis.calls import Calls
+from analysis.calls import Calls, positions, tally
 from analysis.threads import Absences
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int32]
 
 #: A sync that takes longer waits for work. Syncs that wait for nothing take 2 to 20 us in the
 #: recordings of real GPUs, and a probed call costs about 2 us more.
@@ -95,36 +96,34 @@ class Steps:
         return intervals.make(self.first_launch, np.maximum(self.work_end, self.first_launch))
 
 
-def process_steps(
-    calls: Calls, rows: npt.NDArray[np.int32], absences: Absences | None, end_ns: int
-) -> Steps:
+def process_steps(calls: Calls, own: Bools, absences: Absences | None, end_ns: int) -> Steps:
     """Return the steps of one process on one device.
 
     Args:
         calls: Outermost calls of the session.
-        rows: Positions of the calls of the process on the device, in order.
+        own: Which calls are of the process on the device.
         absences: Off-CPU intervals, None where not recorded.
         end_ns: End of the range.
     """
-    is_blocking_copy = calls.is_blocking_copy
-    is_sync = calls.is_sync
-    is_work = calls.is_submission & ~is_blocking_copy
-    sync_rows, work_rows = rows[is_sync[rows]], rows[is_work[rows]]
-    sync_start, sync_end = calls.start[sync_rows], calls.end[sync_rows]
-    work_start = calls.start[work_rows]
-    before = np.searchsorted(work_start, sync_start, side="right")
+    is_blocking_copy = calls.is_blocking_copy & own
+    is_work = calls.is_submission & own & ~is_blocking_copy
+    sync_rows, work_rows = positions(calls.is_sync & own), positions(is_work)
+    sync_start, sync_end = calls.start[sync_rows], calls.ends(sync_rows)
+    # Calls are in order of time: what comes before a moment is what lies before a position.
+    upto = np.searchsorted(calls.start, sync_start, side="right").astype(np.int32)
+    before = np.searchsorted(work_rows, upto)
     previous = np.concatenate((np.zeros(1, dtype=np.int64), before[:-1]))[: len(before)]
-    first_launch = np.where(before > previous, _at(work_start, previous, end_ns), sync_start)
+    first_work = _at(calls.start, work_rows, previous, end_ns)
+    first_launch = np.where(before > previous, first_work, sync_start)
     # A blocking copy is work itself and comes to the device at its entry.
-    next_launch = _at(work_start, before, end_ns)
-    copies = calls.start[rows[is_blocking_copy[rows]]]
-    next_copy = _at(copies, np.searchsorted(copies, sync_start, side="right"), end_ns)
+    next_launch = _at(calls.start, work_rows, before, end_ns)
+    copy_rows = positions(is_blocking_copy)
+    next_copy = _at(calls.start, copy_rows, np.searchsorted(copy_rows, upto), end_ns)
     next_launch = np.minimum(next_launch, next_copy)
     counts = []
     for kind in ("launch", "graph_launch"):
-        total = np.cumsum(calls.is_kind(kind)[work_rows], dtype=np.int32)
-        upto = np.where(before > 0, _at(total, before - 1, 0), 0)
-        counts.append(np.diff(upto, prepend=0).astype(np.int64))
+        total = np.searchsorted(positions(calls.is_kind(kind) & is_work), upto)
+        counts.append(np.diff(total, prepend=0).astype(np.int64))
     work_end, idle_start = _work_ends(calls, sync_rows, absences)
     waited = idle_start - sync_start
     return Steps(
@@ -137,31 +136,28 @@ def process_steps(
         n_launches=counts[0],
         n_graphs=counts[1],
         is_waiting=waited > WAIT_NS,
-        is_covering=_covering(calls, rows, sync_rows, work_rows) & (next_launch >= sync_end),
+        is_covering=_covering(calls, own, sync_rows, work_rows) & (next_launch >= sync_end),
         thread=calls.thread[sync_rows].astype(np.int64),
     )
 
 
-def _at(values: npt.NDArray[Any], index: npt.NDArray[np.intp], beyond: int) -> Ints:
-    """Values at an index, ``beyond`` past their end."""
-    if len(values) == 0:
+def _at(start: Ints, rows: Rows, index: npt.NDArray[np.integer[Any]], beyond: int) -> Ints:
+    """Entry of the call at an index into ``rows``, ``beyond`` past their end."""
+    if len(rows) == 0:
         return np.full(len(index), beyond, dtype=np.int64)
-    result: Ints = np.where(
-        index < len(values), values[np.minimum(index, len(values) - 1)], beyond
-    ).astype(np.int64)
+    found = start[rows[np.minimum(index, len(rows) - 1)]]
+    result: Ints = np.where(index < len(rows), found, beyond)
     return result
 
 
-def _work_ends(
-    calls: Calls, sync_rows: npt.NDArray[np.int32], absences: Absences | None
-) -> tuple[Ints, Ints]:
+def _work_ends(calls: Calls, sync_rows: Rows, absences: Absences | None) -> tuple[Ints, Ints]:
     """Until when each sync's work certainly went on, and from when it was certainly done, ns.
 
     A thread that slept, and after its wake ran no more than it takes to return, was woken by the
     end of the work, however often it was preempted since. One that spun and was preempted until
     shortly before the return does not know when it ended meanwhile.
     """
-    busy_until = calls.end[sync_rows].copy()
+    busy_until = calls.ends(sync_rows)
     idle_from = busy_until.copy()
     if absences is None or len(absences) == 0:
         return busy_until, idle_from
@@ -191,12 +187,7 @@ def _work_ends(
     return busy_until, idle_from
 
 
-def _covering(
-    calls: Calls,
-    rows: npt.NDArray[np.int32],
-    sync_rows: npt.NDArray[np.int32],
-    work_rows: npt.NDArray[np.int32],
-) -> Bools:
+def _covering(calls: Calls, own: Bools, sync_rows: Rows, work_rows: Rows) -> Bools:
     """Which syncs leave no work of the process outstanding that was submitted before them."""
     n = len(sync_rows)
     names = calls.functions
@@ -204,35 +195,39 @@ def _covering(
     is_event_name = np.array(["EventSynchronize" in name for name in names] or [False])
     function = calls.function[sync_rows]
     is_wide, is_event = is_wide_name[function], is_event_name[function]
-    used = np.bincount(calls.stream[work_rows] + 1, minlength=1)
-    streams = np.flatnonzero(used) - 1
+    stream_of = calls.stream[work_rows]
+    n_streams = tally(stream_of + 1, None, len(calls.streams) + 1)
+    streams = [int(code) - 1 for code in np.flatnonzero(n_streams)]
+    start = calls.start[sync_rows]
     if len(streams) <= 1:
-        own = calls.stream[sync_rows]
-        only = int(streams[0]) if len(streams) else -1
-        result = is_wide | is_event | (own == only) | (own == -1) | (only == -1)
+        waited = calls.stream[sync_rows]
+        only = streams[0] if streams else -1
+        result = is_wide | is_event | (waited == only) | (waited == -1) | (only == -1)
     elif len(streams) > MAX_STREAMS or -1 in streams:
         result = is_wide.copy()
     else:
         result = np.ones(n, dtype=bool)
-        start, end = calls.start[sync_rows], calls.end[sync_rows]
+        end = calls.ends(sync_rows)
+        upto = np.searchsorted(calls.start, start, side="right").astype(np.int32)
         for stream in streams:
             is_on = is_wide | ((calls.stream[sync_rows] == stream) & ~is_event)
-            work = calls.start[work_rows[calls.stream[work_rows] == stream]]
-            last = np.searchsorted(work, start, side="right")
+            last_work = _before(calls.start, work_rows[stream_of == stream], upto)
             covers = np.flatnonzero(is_on)
             latest = np.searchsorted(end[covers], end, side="right") - 1
             seen = np.append(start[covers], np.int64(-1))[latest]
-            last_work = np.concatenate((np.full(1, -1, dtype=np.int64), work))[last]
             result &= last_work <= seen
     # An event covers what was submitted before it was recorded.
-    records = calls.start[rows[calls.is_kind("event")[rows]]]
     if is_event.any():
-        start = calls.start[sync_rows]
-        work = calls.start[work_rows]
-        at = np.searchsorted(work, start)
-        last_work = np.where(at > 0, _at(work, at - 1, -1), -1)
-        last_record = np.append(records, np.int64(-1))[np.searchsorted(records, start) - 1]
+        upto = np.searchsorted(calls.start, start).astype(np.int32)
+        last_work = _before(calls.start, work_rows, upto)
+        last_record = _before(calls.start, positions(calls.is_kind("event") & own), upto)
         is_late = last_record >= last_work
         result = np.where(is_event, is_late & (len(streams) <= 1), result)
     answer: Bools = result.astype(bool)
     return answer
+
+
+def _before(start: Ints, rows: Rows, upto: Rows) -> Ints:
+    """Entry of the last of ``rows`` before each position of ``upto``, -1 where there is none."""
+    at = np.searchsorted(rows, upto)
+    return np.where(at > 0, _at(start, rows, at - 1, -1), -1)

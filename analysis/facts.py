@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis import intervals, quantiles
-from analysis.calls import Calls, load_calls
+from analysis.calls import Calls, load_calls, tally
 from analysis.device import Steps, process_steps
 from analysis.device_coverage import load_coverage, of_processes
 from analysis.engine import EngineSeries, load_engine
@@ -31,6 +31,8 @@ PAUSE_NS = 10_000_000
 #: was asked" from here on, where no engine tells the demand. An engine or training loop that has
 #: work pauses for less than a tenth of a second; a shorter sleep is charged to the host.
 QUIET_NS = 100_000_000
+#: Devices that a call can name (see :mod:`analysis.calls`).
+_MOST_DEVICES = 128
 #: Waits are of like length when they differ by at most this (deviation over mean).
 REGULAR = 0.35
 #: The same where the scheduler was not recorded, so that a sleep cannot be told from computing.
@@ -135,8 +137,8 @@ class Facts:
         """Submissions and syncs of each thread."""
         calls = self.calls
         assert calls is not None
-        used = calls.thread[calls.is_submission | calls.is_sync]
-        return [int(n) for n in np.bincount(used, minlength=len(calls.threads))]
+        is_used = calls.is_submission | calls.is_sync
+        return [int(n) for n in tally(calls.thread, is_used, len(calls.threads))]
 
     @cached_property
     def device_of(self) -> dict[int, int | None]:
@@ -146,9 +148,10 @@ class Facts:
         for pid in self.processes:
             result[pid] = only
             assert self.calls is not None
-            told = self.calls.device[self.calls.of_process(pid) & (self.calls.device >= 0)]
-            if len(told):
-                result[pid] = int(np.argmax(np.bincount(told)))
+            device = self.calls.device
+            told = tally(device, self.calls.of_process(pid) & (device >= 0), _MOST_DEVICES)
+            if told.any():
+                result[pid] = int(np.argmax(told))
             elif only is None and self.gpu is not None:
                 rows = self.gpu.processes
                 seen = rows[rows["pid"] == pid]["device"].unique()
@@ -208,9 +211,9 @@ class Facts:
         if pid not in self._steps:
             calls = self.calls
             assert calls is not None
-            mask = calls.of_process(pid) & (calls.start < self.complete_ns)
-            rows = np.flatnonzero(mask).astype(np.int32)
-            self._steps[pid] = process_steps(calls, rows, self.absences, self.complete_ns)
+            own = calls.of_process(pid)
+            own[np.searchsorted(calls.start, self.complete_ns) :] = False
+            self._steps[pid] = process_steps(calls, own, self.absences, self.complete_ns)
         return self._steps[pid]
 
     @cached_property
@@ -341,6 +344,15 @@ class Facts:
 
     def idle(self, device: int | None) -> Ints:
         """Return the disjoint intervals in which a device certainly ran nothing of the session."""
+        if device not in self._idle:
+            self._idle[device] = self._find_idle(device)
+        return self._idle[device]
+
+    @cached_property
+    def _idle(self) -> dict[int | None, Ints]:
+        return {}
+
+    def _find_idle(self, device: int | None) -> Ints:
         if device is not None and device in self.activity:
             busy = np.concatenate(list(self.activity[device].values()))
             idle = intervals.gaps(busy, self.start_ns, self.end_ns)
@@ -369,6 +381,15 @@ class Facts:
 
     def busy(self, device: int | None) -> Ints:
         """Return the disjoint intervals in which a device certainly had work of the session."""
+        if device not in self._busy:
+            self._busy[device] = self._find_busy(device)
+        return self._busy[device]
+
+    @cached_property
+    def _busy(self) -> dict[int | None, Ints]:
+        return {}
+
+    def _find_busy(self, device: int | None) -> Ints:
         if device is not None and device in self.activity:
             ran = np.concatenate(list(self.activity[device].values()))
             missing = self.uncovered(device)

@@ -47,17 +47,35 @@ def rank(n: int, q: float) -> int:
     return max(math.ceil(q * n - 1e-9) - 1, 0)
 
 
+def several(values: npt.NDArray[Any], *qs: float) -> list[Quantile]:
+    """Return nearest-rank percentiles of ``values`` in their unit, ordered as asked for.
+
+    Raises:
+        ValueError: the sample is empty, or one of ``qs`` is outside (0, 1].
+    """
+    n = len(values)
+    places = [rank(n, q) for q in qs]
+    ordered = np.partition(values, sorted(set(places)))
+    return [
+        Quantile(float(ordered[at]), q, n, at == n - 1) for at, q in zip(places, qs, strict=True)
+    ]
+
+
 def quantile(values: npt.NDArray[Any], q: float) -> Quantile | None:
     """Return the nearest-rank percentile of ``values`` in their unit, None for no sample."""
+    return several(values, q)[0] if len(values) else None
+
+
+def median(values: npt.NDArray[Any], *, is_scratch: bool = False) -> float | None:
+    """Return the nearest-rank median of ``values`` in their unit, None for no sample.
+
+    With ``is_scratch`` they are put in another order, instead of a copy of them.
+    """
     n = len(values)
     if n == 0:
         return None
-    index = rank(n, q)
-    value = float(np.partition(values, index)[index])
-    return Quantile(value, q, n, index == n - 1)
-
-
-def median(values: npt.NDArray[Any]) -> float | None:
-    """Return the nearest-rank median of ``values`` in their unit, None for no sample."""
-    result = quantile(values, 0.5)
-    return None if result is None else result.value
+    middle = rank(n, 0.5)
+    if not is_scratch:
+        return float(np.partition(values, middle)[middle])
+    values.partition(middle)
+    return float(values[middle])

@@ -182,6 +182,8 @@ def collectives_by_process(facts: Facts) -> dict[int, Ints]:
     if len({facts.device_of[pid] for pid in facts.processes}) < 2:
         return {}
     named = [kernel for (_pid, kernel), name in _names(facts).items() if _is_collective(name)]
+    if not named and (facts.calls is None or not facts.calls.is_kind("collective").any()):
+        return {}
     columns = ("start_ns", "pid", "kind", "depth", "kernel")
 
     def convert(part: pa.Table) -> pa.Table:

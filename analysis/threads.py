@@ -36,8 +36,8 @@ WORK = (
     "calling",  # inside another CUDA call
     "computing",  # outside of CUDA calls
 )
-#: Calls that are intersected at a time.
-_CHUNK = 1 << 20
+#: Calls that are added up at a time.
+_CHUNK = 1 << 18
 
 _COLUMNS = (
     "start_ns",
@@ -174,15 +174,25 @@ def _culprits(
         encoded = encoded.combine_chunks()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     names = encoded.dictionary.to_pylist()
-    keys = np.stack((columns[0], columns[1], codes), axis=1)
-    if len(keys) == 0:
-        return np.empty(0, dtype=np.int64), []
-    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
-    culprits = [
-        (None if pid < 0 else int(pid), None if tid < 0 else int(tid), str(names[code]))
-        for pid, tid, code in unique.tolist()
-    ]
-    return inverse.reshape(-1).astype(np.int64), culprits
+    pids, pid_at = _ranked(columns[0])
+    tids, tid_at = _ranked(columns[1])
+    keys, culprit = _ranked((pid_at * len(tids) + tid_at) * len(names) + codes)
+    culprits = []
+    for key in keys.tolist():
+        task, code = divmod(key, len(names))
+        pid, tid = int(pids[task // len(tids)]), int(tids[task % len(tids)])
+        culprits.append((None if pid < 0 else pid, None if tid < 0 else tid, str(names[code])))
+    return culprit, culprits
+
+
+def _ranked(values: Ints) -> tuple[Ints, Ints]:
+    """Distinct values in order, and the place of each value among them."""
+    encoded = pa.array(values).dictionary_encode()
+    distinct = encoded.dictionary.to_numpy()
+    order = np.argsort(distinct)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return distinct[order], place[encoded.indices.to_numpy()]
 
 
 def _equals(column: pa.ChunkedArray, value: str) -> Bools:
@@ -225,25 +235,61 @@ class Launcher:
     def spans(self, mask: Bools) -> Ints:
         """Return the spans of this thread's calls for which ``mask`` (over all calls) holds."""
         rows = self.rows[mask[self.rows]]
-        return intervals.make(self.calls.start[rows], self.calls.end[rows])
+        return intervals.make(self.calls.start[rows], self.calls.ends(rows))
 
-    def inside(self, mask: Bools, spans: Ints, edges: Ints) -> Ints:
+    def inside(self, mask: Bools | None, spans: Ints, edges: Ints) -> Ints:
         """Return the length in ns that this thread was inside calls for which ``mask`` (over all
-        calls) holds, within ``spans``, for each window of ``edges``.
+        calls; None for any call) holds, within ``spans``, for each window of ``edges``.
         """
-        rows = self.rows[mask[self.rows]]
         spans = intervals.union(spans)
-        result = np.zeros(len(edges) - 1, dtype=np.int64)
-        for first in range(0, len(rows), _CHUNK):
-            part = rows[first : first + _CHUNK]
-            start = self.calls.start[part]
-            both = intervals.intersect(
-                intervals.make(start, start + self.calls.duration[part]), spans
-            )
-            result += intervals.coverage(both, edges)
+        if len(spans) == 0:
+            return np.zeros(len(edges) - 1, dtype=np.int64)
+        points = np.concatenate((spans.reshape(-1), edges))
+        order = np.argsort(points, kind="stable")
+        told = np.empty(len(points), dtype=np.int64)
+        told[order] = self._inside_before(mask, points[order])
+        # Each span's part, and at an edge inside of a span what of it comes after the edge.
+        n = 2 * len(spans)
+        begin, end, at_edge = told[:n:2], told[1:n:2], told[n:]
+        upto = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(end - begin)))
+        n_begun = np.searchsorted(spans[:, 0], edges, side="left")
+        last = np.maximum(n_begun - 1, 0)
+        after = np.where(n_begun > 0, np.maximum(end[last] - at_edge, 0), 0)
+        return np.diff(upto[n_begun] - after)
+
+    def _inside_before(self, mask: Bools | None, points: Ints) -> Ints:
+        """Length in ns that the thread was inside calls for which ``mask`` holds (None for all)
+        from the first of the points, which ascend, to each of them.
+        """
+        result = np.zeros(len(points), dtype=np.int64)
+        total, reach = 0, int(points[0])
+        n_told = 0
+        for first in range(0, len(self.rows), _CHUNK):
+            rows = self.rows[first : first + _CHUNK]
+            if mask is not None:
+                rows = rows[mask[rows]]
+            if len(rows) == 0:
+                continue
+            start = self.calls.start[rows]
+            # Calls that overlap (a return that was not seen) count once.
+            until = np.append(np.int64(reach), start + self.calls.duration[rows])
+            np.maximum.accumulate(until, out=until)
+            own = until[1:] - np.maximum(start, until[:-1])
+            before = np.append(np.int64(0), np.cumsum(np.maximum(own, 0, out=own)))
+            # Points before this part's calls lie after all calls of the parts before it.
+            n_before = int(np.searchsorted(points, start[0], side="left"))
+            result[n_told:n_before] = total - np.maximum(reach - points[n_told:n_before], 0)
+            n_told = max(n_told, n_before)
+            upto = int(np.searchsorted(points, start[-1], side="right"))
+            at = np.searchsorted(start, points[n_told:upto], side="right")
+            late = np.maximum(until[at] - points[n_told:upto], 0)
+            result[n_told:upto] = total + before[at] - late
+            n_told = max(n_told, upto)
+            total, reach = total + int(before[-1]), int(until[-1])
+        result[n_told:] = total - np.maximum(reach - points[n_told:], 0)
         return result
 
-    def time_inside(self, mask: Bools, spans: Ints) -> int:
+    def time_inside(self, mask: Bools | None, spans: Ints) -> int:
         """Return the length in ns that this thread was inside such calls within ``spans``."""
         edges = np.array([self.start_ns, self.end_ns], dtype=np.int64)
         return int(self.inside(mask, spans, edges)[0])
@@ -274,7 +320,7 @@ class Launcher:
         """
         both = intervals.intersect(spans, self.states["working"])
         launching = self.inside(self.calls.is_submission, both, edges)
-        in_calls = self.inside(np.ones(len(self.calls), dtype=bool), both, edges)
+        in_calls = self.inside(None, both, edges)
         return {
             "launching": launching,
             "calling": in_calls - launching,

@@ -270,14 +270,16 @@ class Session:
         fields = [arrow.field(column).with_nullable(True) for column in columns]
         texts = [item.name for item in arrow if item.type == pa.string()]
         try:
-            names = set(pq.read_schema(path).names)
-            for item in declared:
-                if item.name in wanted and not item.nullable and item.name not in names:
-                    raise ValueError(f"it has no column {item.name}")
-            texts = [name for name in texts if name in names] if keep_dictionaries else []
-            with pq.ParquetFile(path, read_dictionary=texts) as file:
+            with pa.OSFile(str(path)) as opened:
+                metadata = pq.read_metadata(opened)
+                names = set(metadata.schema.to_arrow_schema().names)
+                for item in declared:
+                    if item.name in wanted and not item.nullable and item.name not in names:
+                        raise ValueError(f"it has no column {item.name}")
+                texts = [name for name in texts if name in names] if keep_dictionaries else []
+                file = pq.ParquetFile(opened, metadata=metadata, read_dictionary=texts)
                 present = [column for column in wanted if column in names]
-                groups = _row_groups(file.metadata, times, start_ns, end_ns)
+                groups = _row_groups(metadata, times, start_ns, end_ns)
                 for batch in file.iter_batches(
                     _PART_ROWS, row_groups=groups, columns=present, use_threads=False
                 ):

@@ -203,7 +203,7 @@ def _longest(facts: Facts, item: Idleness) -> str:
         return ""
     rows = np.flatnonzero(calls.has_return & (calls.duration > WAIT_NS))
     late = item.gaps.spans[item.gaps.is_late_launch]
-    inside = intervals.overlap_each(intervals.make(calls.start[rows], calls.end[rows]), late)
+    inside = intervals.overlap_each(intervals.make(calls.start[rows], calls.ends(rows)), late)
     by_function = np.bincount(calls.function[rows], weights=inside, minlength=1)
     top = int(np.argmax(by_function))
     if not by_function[top]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import intervals, quantiles
-from analysis.calls import FIRST_SEEN, FIRST_USE, KIND, NOT_KNOWN, Calls, block_width
+from analysis.calls import FIRST_SEEN, FIRST_USE, KIND, NOT_KNOWN, Calls, block_width, positions
 from analysis.causes import launch_delay
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.silence import Gap, find_gaps, gap_evidence
@@ -84,7 +84,7 @@ def hypergeometric_tail(n: int, n_marked: int, n_drawn: int, k: int) -> float:
 def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
     is_own = calls.is_kind("launch") & ~calls.is_capture & calls.of_process(pid)
     is_told = (calls.first != NOT_KNOWN) & calls.has_return & (calls.start < facts.complete_ns)
-    launches = np.flatnonzero(is_own & is_told).astype(np.int32)
+    launches = positions(is_own & is_told)
     if len(launches) < 2:
         return None
     first = calls.first[launches]
@@ -95,17 +95,18 @@ def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
         # Time ready but not running is the scheduler's, not the first use's (D1, D2).
         long = np.flatnonzero(duration > SLOW_NS)
         at = launches[long]
-        spans = intervals.make(calls.start[at], calls.end[at])
+        spans = intervals.make(calls.start[at], calls.ends(at))
         for index in np.unique(calls.thread[at]).tolist():
             mine = calls.thread[at] == index
             own = facts.absences.tid == calls.threads[index][1]
             ready = facts.absences.pick(own).ready_spans
             duration[long[mine]] -= intervals.overlap_each(spans[mine], ready)
-    repeat = quantiles.median(duration[~is_first])
+    repeat = quantiles.median(duration[~is_first], is_scratch=True)
     if repeat is None:
         repeat = float(np.min(duration))
-    excess = np.maximum(duration - int(repeat), 0)
     is_slow = (duration > SLOW_RATIO * repeat) & (duration > SLOW_NS)
+    excess = np.subtract(duration, int(repeat), out=duration)
+    np.maximum(excess, 0, out=excess)
     return _FirstUses(pid, launches, is_first, is_certain, repeat, excess, is_slow)
 
 
@@ -132,12 +133,13 @@ def _of_process(facts: Facts, calls: Calls, pid: int) -> Finding:
     if uses is not None and is_tail:
         rows = uses.launches[uses.is_slow & uses.is_first]
         excess = uses.excess[uses.is_slow & uses.is_first]
-        parts.append(intervals.make(calls.end[rows] - excess, calls.end[rows]))
-    launches = calls.start[calls.is_kind("launch", "graph_launch") & calls.of_process(pid)]
-    if len(launches):
-        is_load = (calls.kind == KIND["module"]) & calls.of_process(pid)
-        loads = np.flatnonzero(is_load & (calls.start > launches[0]))
-        parts.append(intervals.make(calls.start[loads], calls.end[loads]))
+        parts.append(intervals.make(calls.ends(rows) - excess, calls.ends(rows)))
+    is_own = calls.of_process(pid)
+    is_launch = calls.is_kind("launch", "graph_launch") & is_own
+    if is_launch.any():
+        loads = positions((calls.kind == KIND["module"]) & is_own)
+        loads = loads[calls.start[loads] > calls.start[np.argmax(is_launch)]]
+        parts.append(intervals.make(calls.start[loads], calls.ends(loads)))
     spans = intervals.union(np.concatenate(parts))
     demand = facts.demand
     if not facts.is_demand_told and gaps:
@@ -242,7 +244,7 @@ def _tail_evidence(facts: Facts, calls: Calls, uses: _FirstUses) -> list[Evidenc
     keys, inverse = np.unique(key, return_inverse=True)
     block, code = divmod(int(keys[np.argmax(np.bincount(inverse, uses.excess[slow]))]), n)
     edges = facts.start_ns + np.array([block, block + 1]) * width
-    first, last = np.searchsorted(calls.start[uses.launches], edges)
+    first, last = np.searchsorted(uses.launches, np.searchsorted(calls.start, edges))
     rows = uses.launches[first:last]
     rows = rows[calls.function[rows] == code]
     name, begin = calls.functions[code], block * width / 1e9
@@ -256,7 +258,7 @@ def _tail_evidence(facts: Facts, calls: Calls, uses: _FirstUses) -> list[Evidenc
                 Evidence(f"launch_{value.label}", int(value.value), "ns", value.n, "cuda_call")
             )
     for label, mask in (("first", uses.is_first), ("repeated", ~uses.is_first)):
-        p50 = quantiles.median(calls.duration[uses.launches[mask]])
+        p50 = quantiles.median(calls.duration[uses.launches[mask]], is_scratch=True)
         if p50 is not None:
             result.append(
                 Evidence(f"{label}_launch_p50", int(p50), "ns", int(mask.sum()), "cuda_call")

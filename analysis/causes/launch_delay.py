@@ -270,8 +270,7 @@ def _evidence(delay: Delay, spans: Ints) -> list[Evidence]:
     p99 = quantiles.quantile(waits, 0.99)
     if p99 is not None:
         result.append(Evidence(f"wait_{p99.label}", int(p99.value), "ns", p99.n, "offcpu"))
-    any_call = np.ones(len(delay.launcher.calls), dtype=bool)
-    in_calls = delay.launcher.time_inside(any_call, spans)
+    in_calls = delay.launcher.time_inside(None, spans)
     result.append(Evidence("of_which_inside_calls", in_calls, "ns", None, "offcpu, cuda_call"))
     return result
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from analysis import intervals
-from analysis.calls import FIRST_SEEN, FIRST_USE, KIND, Calls
+from analysis.calls import FIRST_SEEN, FIRST_USE, KIND, Calls, positions
 from analysis.facts import Facts
 from analysis.finding import Evidence
 
@@ -76,12 +76,12 @@ def find_gaps(facts: Facts, calls: Calls, pid: int) -> list[Gap]:
     if len(long) == 0:
         return []
     is_launch = calls.is_kind("launch") & calls.of_process(pid) & ~calls.is_capture
-    launches = np.flatnonzero(is_launch)
+    launches = positions(is_launch)
     firsts = np.isin(calls.first[launches], (FIRST_SEEN, FIRST_USE))
     modules = calls.start[(calls.kind == KIND["module"]) & calls.of_process(pid)]
     result = []
     for start, end in long.tolist():
-        at = int(np.searchsorted(calls.start[launches], end))
+        at = int(np.searchsorted(launches, np.searchsorted(calls.start, end)))
         after = firsts[at : at + AFTER_GAP]
         if len(after) == 0 or not after[0] or after.mean() < AFTER_GAP_FIRSTS:
             continue
