@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from analysis import attribute, open_session
-from tests.gpu.workload import N_LAUNCHES, N_SETS, N_SYNCS
+from tests.gpu.workload import ALLOCATED, N_LAUNCHES, N_SETS, N_SYNCS
 from tests.real_libraries import library, unpacked
 from tracer.simulated.build import build
 from tracer.simulated.device import SimulatedDevice
@@ -87,6 +87,11 @@ def test_every_activity_has_its_times_and_its_call(
     late = ends - (waits.start_ns + waits.duration_ns).to_numpy(dtype="int64")
     print(f"end of the work against the return of the sync: {np.median(-late):.0f} ns before")
     assert late.max() < CLOCK_ERROR_NS, "nothing runs after the sync that waited for it"
+    memory = opened.frame("memory_operation")
+    memory = memory[memory.address.isin(memory[memory.size_bytes == ALLOCATED].address)]
+    print("memory:", memory.to_dict("records"))
+    assert memory.kind.tolist()[:2] == ["allocation", "release"]
+    assert (memory.memory_kind == "device").all()
     (totals,) = attribute(opened).to_json()["budget_totals"]
     assert totals["is_timed"]
 

@@ -15,6 +15,8 @@ import time
 N_LAUNCHES = 997
 N_SETS = 503
 N_SYNCS = 23
+#: Bytes of its one allocation.
+ALLOCATED = 1 << 20
 
 #: A library loaded while recording is found by looking again, within a second.
 LOAD_S = 1.5
@@ -37,7 +39,7 @@ def main() -> None:
     driver = ctypes.CDLL("libcuda.so.1")
     time.sleep(LOAD_S)
     memory = ctypes.c_void_p()
-    check(runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)), "cudaMalloc")
+    check(runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(ALLOCATED)), "cudaMalloc")
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     check(driver.cuModuleLoadData(ctypes.byref(module), PTX), "cuModuleLoadData")
     check(
