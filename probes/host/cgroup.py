@@ -17,6 +17,10 @@ from probes.host.proc import PROC, parse_cgroups, read_bytes
 
 #: A memory limit from here on is none (version 1 writes a huge number).
 _NO_LIMIT = 1 << 60
+#: Files of limits: they hold until somebody changes them.
+_SETTINGS = frozenset(
+    {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes"}
+)
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -78,6 +82,11 @@ def cgroups_of(
     for data in {read(f"{root}/{pid}/cgroup") for pid in pids}:
         found.update(parse_cgroups(data or b"").items())
     return found
+
+
+def is_setting(path: str) -> bool:
+    """Return whether a file of a cgroup holds a limit, which somebody must change to change."""
+    return path.rpartition("/")[2] in _SETTINGS
 
 
 def sample_cgroups(

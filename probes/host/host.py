@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from analysis.schema import HOST_SAMPLE
 from probes.host import proc
 from probes.host.buffer import SECOND_NS, BeatProbe, Columns, columns_of
-from probes.host.cgroup import CgroupMount, cgroups_of, find_mounts, sample_cgroups
+from probes.host.cgroup import CgroupMount, cgroups_of, find_mounts, is_setting, sample_cgroups
 from probes.host.cpus import SYS, IdleStates
 from probes.host.held import ReadFile
 from probes.host.pressure import read_pressure
@@ -33,7 +33,8 @@ _MOUNTS_NS = 60 * SECOND_NS
 class _Reading(NamedTuple):
     """What the files of the host and of cgroups said at one time, by path.
 
-    ``is_slow``: also what is read about once a second; ``idle``: columns about idle states.
+    ``is_slow``: also what is read about once a second, settings among it; ``idle``: columns about
+    idle states.
     """
 
     time_ns: int
@@ -80,6 +81,8 @@ class HostProbe(BeatProbe[_Reading]):
         self._cgroups: frozenset[tuple[str, str]] = frozenset()
         #: Paths of what is read at each sample, and about once a second.
         self._paths: dict[bool, tuple[str, ...]] = {}
+        #: Files of settings as they were read last.
+        self._settings: dict[str, bytes | None] = {}
 
     def sample(self, now_ns: int) -> list[_Reading]:
         """Return a reading of the host and of each cgroup of the targets."""
@@ -98,6 +101,7 @@ class HostProbe(BeatProbe[_Reading]):
             self._pids, cgroups = pids, frozenset(cgroups_of(pids, self._root, read))
             if cgroups != self._cgroups:
                 self._cgroups, self._paths = cgroups, {}
+        is_slow = is_slow or not self._paths
         if is_slow not in self._paths:
             self._paths[is_slow] = self._paths_of(is_slow)
         files = {path: read(path) for path in self._paths[is_slow]}
@@ -110,7 +114,10 @@ class HostProbe(BeatProbe[_Reading]):
     def to_columns(self, readings: Sequence[_Reading]) -> Columns:
         """Return for each reading a row for the host, and one for each cgroup that limits."""
         rows: list[dict[str, Any]] = []
-        for time_ns, is_slow, cgroups, mounts, files, idle in readings:
+        for time_ns, is_slow, cgroups, mounts, told, idle in readings:
+            if is_slow:
+                self._settings = {path: told[path] for path in told if is_setting(path)}
+            files = {**self._settings, **told}
             groups = sample_cgroups(cgroups, mounts, files.get, is_slow)
             host = {**read_host(self._root, files.get, is_slow), **idle}
             scopes: dict[str, Mapping[str, Any]] = {"host": host, **groups}
@@ -126,7 +133,7 @@ class HostProbe(BeatProbe[_Reading]):
 
         read_host(self._root, note, is_slow)
         sample_cgroups(self._cgroups, self._mounts, note, is_slow)
-        return tuple(paths)
+        return tuple(path for path in paths if is_slow or not is_setting(path))
 
 
 def read_host(

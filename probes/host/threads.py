@@ -29,15 +29,11 @@ _MIGRATIONS = re.compile(rb"^se\.nr_migrations\s*:\s*(\d+)", re.MULTILINE)
 _UNSETTLED = ("R", "D", None)
 
 
-class _Counters(NamedTuple):
-    """Counters of a thread at one time; what is null was not told."""
+class _Birth(NamedTuple):
+    """A thread that began since the last look: its counters were zero then."""
 
     time_ns: int
-    running_ns: int
-    waiting_ns: int
-    n_voluntary: int | None = None
-    n_involuntary: int | None = None
-    n_migrations: int | None = None
+    n_migrations: int | None
 
 
 @dataclass(slots=True, eq=False)
@@ -47,28 +43,43 @@ class _Thread:
     pid: int
     tid: int
     folder: str
-    times: str
     #: When name, state and switches were looked up last; None: not yet, or of another thread.
     looked_ns: int | None = None
-    last: _Counters | None = None
+    #: When its times were read; None: not yet.
+    time_ns: int | None = None
+    running_ns: int = 0
+    waiting_ns: int = 0
     name: str | None = None
     state: str | None = None
+    n_voluntary: int | None = None
+    n_involuntary: int | None = None
+    n_migrations: int | None = None
+
+
+class _Look(NamedTuple):
+    """What else the files of a thread said, and where its first interval begins."""
+
+    status: bytes
+    sched: bytes | None
+    birth: _Birth | None
 
 
 class _Reading(NamedTuple):
-    """What the files of a thread said at one time.
-
-    ``status`` is None when it was not looked at; ``birth`` are the counters that the first reading
-    of a thread is to be counted from.
-    """
+    """The file ``schedstat`` of a thread at one time, and the others where they were looked at."""
 
     thread: _Thread
-    time_ns: int
     times: bytes
+    time_ns: int
     is_launcher: bool | None
-    status: bytes | None
-    sched: bytes | None
-    birth: _Counters | None
+    look: _Look | None
+
+
+class _Threads(NamedTuple):
+    """The threads of one process, and the paths of their times."""
+
+    n_links: int
+    threads: list[_Thread]
+    paths: list[str]
 
 
 class _Row(NamedTuple):
@@ -116,7 +127,7 @@ class ThreadProbe(BeatProbe[_Reading]):
         self._is_launcher = is_launcher
         self._threads: dict[tuple[int, int], _Thread] = {}
         self._looked_ns: int | None = None
-        self._lists: dict[int, tuple[int, list[_Thread]]] = {}
+        self._lists: dict[int, _Threads] = {}
         self._sweep_due_ns = 0
 
     def start(self) -> None:
@@ -138,10 +149,13 @@ class ThreadProbe(BeatProbe[_Reading]):
         readings: list[_Reading] = []
         looked_ns = self._clock()
         for pid in sorted(self._targets.pids()):
-            for thread in self._list(pid):
-                times = self._files.read(thread.times)
+            listed = self._list(pid)
+            if listed is None:
+                continue
+            read = self._files.read_small(listed.paths, self._clock)
+            for thread, (times, time_ns) in zip(listed.threads, read, strict=True):
                 if times:
-                    readings.append(self._read(thread, times))
+                    readings.append(self._read(thread, times, time_ns))
                 else:
                     self._threads.pop((pid, thread.tid), None)
                     self._lists.pop(pid, None)
@@ -154,53 +168,46 @@ class ThreadProbe(BeatProbe[_Reading]):
         self._looked_ns = looked_ns
         return readings
 
-    def _read(self, thread: _Thread, times: bytes) -> _Reading:
+    def _read(self, thread: _Thread, times: bytes, time_ns: int) -> _Reading:
         """Look at what else is to be told of a thread now."""
-        time_ns = self._clock()
         is_launcher = self._is_launcher(thread.pid, thread.tid) if self._is_launcher else None
         looked_ns = thread.looked_ns
         if looked_ns is not None and not is_launcher and time_ns - looked_ns < _LOOK_NS:
-            return _Reading(thread, time_ns, times, is_launcher, None, None, None)
+            return _Reading(thread, times, time_ns, is_launcher, None)
         thread.looked_ns = time_ns
         status = self._files.read(f"{thread.folder}/status") or b""
         sched = self._files.read(f"{thread.folder}/sched") if is_launcher else None
         birth = self._born(thread, time_ns, sched) if looked_ns is None else None
-        return _Reading(thread, time_ns, times, is_launcher, status, sched, birth)
+        return _Reading(thread, times, time_ns, is_launcher, _Look(status, sched, birth))
 
     def to_columns(self, readings: Sequence[_Reading]) -> Columns:
         """Return a row for each reading whose interval's begin is known."""
-        rows: list[_Row] = []
-        for reading in readings:
-            times = _times(reading.times)
-            row = None if times is None else _row(reading, *times)
-            if row is not None:
-                rows.append(row)
+        rows = [row for reading in readings if (row := _row(reading)) is not None]
         return dict(zip(_Row._fields, zip(*rows, strict=True), strict=True)) if rows else {}
 
-    def _list(self, pid: int) -> list[_Thread]:
+    def _list(self, pid: int) -> _Threads | None:
         """Threads of a process; looked up again when their number changed or one had ended."""
         try:
             n_links = os.stat(f"{self._root}/{pid}/task").st_nlink  # noqa: PTH116 - twice as fast
         except OSError:
-            return []
+            return None
         known = self._lists.get(pid)
-        if known is None or known[0] != n_links:
+        if known is None or known.n_links != n_links:
             threads = [self._thread(pid, tid) for tid in proc.list_tids(pid, self._root)]
-            known = (n_links, threads)
-            self._lists[pid] = known
-        return known[1]
+            paths = [f"{thread.folder}/schedstat" for thread in threads]
+            known = self._lists[pid] = _Threads(n_links, threads, paths)
+        return known
 
     def _thread(self, pid: int, tid: int) -> _Thread:
         """The thread of these ids, known or new."""
         thread = self._threads.get((pid, tid))
         if thread is None:
-            folder = f"{self._root}/{pid}/task/{tid}"
-            thread = _Thread(pid, tid, folder, f"{folder}/schedstat")
+            thread = _Thread(pid, tid, f"{self._root}/{pid}/task/{tid}")
             self._threads[pid, tid] = thread
         return thread
 
-    def _born(self, thread: _Thread, time_ns: int, sched: bytes | None) -> _Counters | None:
-        """Zeroed counters at the birth of a thread that began since the last look, else None."""
+    def _born(self, thread: _Thread, time_ns: int, sched: bytes | None) -> _Birth | None:
+        """The birth of a thread that began since the last look, else None."""
         if self._looked_ns is None:
             return None
         stat = proc.read_stat(thread.pid, self._root, thread.tid)
@@ -210,8 +217,7 @@ class ThreadProbe(BeatProbe[_Reading]):
         tick_ns = SECOND_NS // proc.TICKS_PER_SECOND
         if start_ns + tick_ns < self._looked_ns or start_ns >= time_ns:
             return None
-        n_migrations = None if sched is None else 0
-        return _Counters(max(start_ns, self._looked_ns), 0, 0, 0, 0, n_migrations)
+        return _Birth(max(start_ns, self._looked_ns), None if sched is None else 0)
 
 
 def _times(data: bytes | None) -> tuple[int, int] | None:
@@ -223,25 +229,41 @@ def _times(data: bytes | None) -> tuple[int, int] | None:
         return None
 
 
-def _row(reading: _Reading, running_ns: int, waiting_ns: int) -> _Row | None:
+def _row(reading: _Reading) -> _Row | None:
     """Take over a reading, and return its row; None when the interval's begin is not known."""
-    thread, old = reading.thread, reading.thread.last
-    if old is not None and running_ns < old.running_ns:
-        old = None  # another thread of the same id
-        if reading.status is None:
-            thread.name = thread.state = thread.looked_ns = None
-    counted = _counted(reading, old, old is not None and running_ns == old.running_ns)
-    now = _Counters(reading.time_ns, running_ns, waiting_ns, *counted)
-    thread.last = now
-    begin = old or reading.birth
-    if begin is None or now.time_ns <= begin.time_ns:
+    thread, data, time_ns, is_launcher, look = reading
+    times = _times(data)
+    if times is None:
         return None
-    duration = now.time_ns - begin.time_ns
-    running = min(running_ns - begin.running_ns, duration)
-    waiting = min(max(waiting_ns - begin.waiting_ns, 0), duration - running)
-    is_told = reading.status is not None or thread.state is not None
+    running_ns, waiting_ns = times
+    begin_ns, running, waiting = thread.time_ns, running_ns, waiting_ns
+    if begin_ns is not None and running_ns < thread.running_ns:
+        begin_ns = None  # another thread of the same id
+        _forget(thread, is_looked_at=look is not None)
+    elif begin_ns is not None:
+        running -= thread.running_ns
+        waiting -= thread.waiting_ns
+    thread.time_ns, thread.running_ns, thread.waiting_ns = time_ns, running_ns, waiting_ns
+    n_voluntary = n_involuntary = n_migrations = None
+    if look is not None:
+        if begin_ns is None and look.birth is not None:
+            begin_ns = look.birth.time_ns
+            thread.n_voluntary = thread.n_involuntary = 0
+            thread.n_migrations = look.birth.n_migrations
+        n_voluntary, n_involuntary, n_migrations = _take_over(thread, look)
+    elif running or thread.state in _UNSETTLED:
+        thread.state = None
+    else:  # it slept all the time, and so cannot have switched
+        n_voluntary = None if thread.n_voluntary is None else 0
+        n_involuntary = None if thread.n_involuntary is None else 0
+        n_migrations = None if thread.n_migrations is None else 0
+    if begin_ns is None or time_ns <= begin_ns:
+        return None
+    duration = time_ns - begin_ns
+    running = min(running, duration)
+    waiting = min(max(waiting, 0), duration - running)
     return _Row(
-        begin.time_ns,
+        begin_ns,
         duration,
         thread.pid,
         thread.tid,
@@ -249,41 +271,43 @@ def _row(reading: _Reading, running_ns: int, waiting_ns: int) -> _Row | None:
         running,
         waiting,
         duration - running - waiting,
-        _change(now.n_voluntary, begin.n_voluntary, is_told),
-        _change(now.n_involuntary, begin.n_involuntary, is_told),
-        _change(now.n_migrations, begin.n_migrations, is_told),
+        n_voluntary,
+        n_involuntary,
+        n_migrations,
         thread.state,
-        reading.is_launcher,
+        is_launcher,
     )
 
 
-def _counted(
-    reading: _Reading, old: _Counters | None, is_still: bool
-) -> tuple[int | None, int | None, int | None]:
-    """Take over name and state, and return the switches of both kinds and the migrations.
+def _forget(thread: _Thread, is_looked_at: bool) -> None:
+    """Drop what was told of an earlier thread of the same id."""
+    thread.name = thread.state = None
+    thread.n_voluntary = thread.n_involuntary = thread.n_migrations = None
+    if not is_looked_at:
+        thread.looked_ns = None
 
-    Args:
-        reading: What was read.
-        old: The counters before.
-        is_still: Whether the thread did not run since.
+
+def _take_over(thread: _Thread, look: _Look) -> tuple[int | None, int | None, int | None]:
+    """Take over name, state and switches, and return how many of each kind, and migrations, there
+    were since they were told before.
     """
-    thread, data = reading.thread, reading.status
-    if data is None:
-        if not is_still or thread.state in _UNSETTLED:
-            thread.state = None
-        return (None, None, None) if old is None else old[3:]
+    data = look.status
     thread.name = thread.state = None
     state = data.find(b"\nState:\t")
     if data.startswith(b"Name:\t") and state > 0:
         thread.name = data[6 : data.index(b"\n")].decode("utf-8", "replace")
         thread.state = data[state + 8 : state + 9].decode("ascii", "replace")
-    n_voluntary = n_involuntary = None
+    before = (thread.n_voluntary, thread.n_involuntary, thread.n_migrations)
+    thread.n_voluntary = thread.n_involuntary = None
     words = data[data.rfind(_SWITCHES) + 1 :].split()
     if len(words) >= 4 and words[1].isdigit() and words[3].isdigit():
-        n_voluntary, n_involuntary = int(words[1]), int(words[3])
-    migrations = _MIGRATIONS.search(reading.sched or b"")
-    return n_voluntary, n_involuntary, int(migrations[1]) if migrations else None
+        thread.n_voluntary, thread.n_involuntary = int(words[1]), int(words[3])
+    migrations = _MIGRATIONS.search(look.sched or b"")
+    thread.n_migrations = int(migrations[1]) if migrations else None
+    now = (thread.n_voluntary, thread.n_involuntary, thread.n_migrations)
+    changes = [_change(after, first) for after, first in zip(now, before, strict=True)]
+    return changes[0], changes[1], changes[2]
 
 
-def _change(now: int | None, old: int | None, is_told: bool) -> int | None:
-    return None if not is_told or now is None or old is None or now < old else now - old
+def _change(now: int | None, old: int | None) -> int | None:
+    return None if now is None or old is None or now < old else now - old

@@ -50,6 +50,25 @@ def test_a_process_that_ended_has_no_file():
     assert len(files) == 0
 
 
+def test_small_files_are_read_together_whatever_became_of_one():
+    child = subprocess.Popen(["sleep", "60"])
+    files = HeldFiles()
+    paths = [f"/proc/{pid}/schedstat" for pid in (child.pid, "self")]
+    times = iter(range(100))
+    for first in (0, 2):
+        read = files.read_small(paths, lambda: next(times))
+        assert [time_ns for _, time_ns in read] == [first, first + 1]
+        assert all(data is not None and len(data.split()) == 3 for data, _ in read)
+    child.kill()
+    child.wait()
+    [(gone, _), (data, _)] = files.read_small(paths, lambda: 0)
+    assert gone is None and data is not None
+    assert len(files) == 1
+    files.sweep()
+    files.sweep()
+    assert len(files) == 0
+
+
 def test_a_replaced_process_file_is_opened_anew(tmp_path: Path):
     """As when a pid is used again: the old file refuses, the path has another."""
     link = tmp_path / "stat"

@@ -140,6 +140,31 @@ def test_version_2_with_nested_quota(tmp_path: Path) -> None:
     }
 
 
+def test_a_limit_is_in_every_row_and_taken_over_within_a_second(tmp_path: Path) -> None:
+    proc, system = tmp_path / "proc", tmp_path / "root"
+    _write(proc / "self", mountinfo="31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    _write(proc / "7", cgroup="0::/a\n")
+    folder = system / "sys/fs/cgroup/a"
+    now = 0
+    probe = HostProbe(
+        Targets(7),
+        root=proc,
+        filesystem=str(system),
+        system=tmp_path,
+        interval_ns=10**8,
+        clock=lambda: now,
+    )
+    told = []
+    for turn in range(11):
+        now = 10**12 + turn * 10**8
+        quota = 50 if turn < 5 else 70
+        _write(folder, cpu__max=f"{quota}000 100000\n", cpu__stat=f"nr_throttled {turn}\n")
+        for batch in probe.drain(now):
+            rows = [row for row in batch.rows.to_pylist() if row["scope"] == "/a"]
+            told = [(row["n_cpu_throttled"], row["cpu_quota_ns"] // 10**6) for row in rows]
+    assert told == [*((turn, 50) for turn in range(9)), (9, 70), (10, 70)]
+
+
 def test_a_cgroup_outside_of_what_is_mounted_is_not_guessed() -> None:
     mount = CgroupMount(frozenset(), "/docker/abc", "/sys/fs/cgroup")
     assert mount.folder("/docker/abc/x") == "/sys/fs/cgroup/x"
