@@ -32,9 +32,13 @@ class Names:
     def codes(self, names: pa.Array) -> npt.NDArray[np.int64]:
         """Return the number of each text of a string array without nulls."""
         encoded = names.dictionary_encode()
-        known = [self._code(text) for text in encoded.dictionary.to_pylist()]
-        codes: npt.NDArray[np.int64] = np.array(known, np.int64)[encoded.indices.to_numpy()]
-        return codes
+        return self.recode(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
+
+    def recode(self, texts: Sequence[str], codes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the numbers of texts that are given as indices into some."""
+        known = np.array([self._code(text) for text in texts], np.int64)
+        recoded: npt.NDArray[np.int64] = known[codes]
+        return recoded
 
     def _code(self, text: str) -> int:
         code = self._codes.setdefault(text, len(self.texts))

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from probes.recorded.activity_names import is_step_name
 from probes.recorded.columns import distinct
 from probes.recorded.devices import MAX_DEVICES, MAX_STREAM
-from probes.recorded.kineto_fields import CALL, DEVICE, PYTHON, SYNC
-from probes.recorded.kineto_rows import EventRows
+from probes.recorded.kineto_fields import CALL, DEVICE, PYTHON, SYNC, EventRows
 from probes.recorded.recording import Problems
 from probes.recorded.trace_tables import RANGE_CATEGORIES, TraceTables
 
@@ -38,7 +37,7 @@ def add_events(tables: TraceTables, rows: EventRows, shift_ns: int, problems: Pr
     common = {
         "start_ns": start,
         "duration_ns": rows.duration_ns,
-        "name": tables.names.codes(rows.name),
+        "name": tables.names.recode(rows.names, rows.name),
     }
     if rows.group == DEVICE:
         _add_activities(tables, rows, common)
@@ -49,13 +48,13 @@ def add_events(tables: TraceTables, rows: EventRows, shift_ns: int, problems: Pr
 
 
 def _add_activities(tables: TraceTables, rows: EventRows, common: _Columns) -> None:
-    device, no_device = rows.integers("device")
-    stream, no_stream = rows.integers("stream")
-    correlation, no_correlation = rows.integers("correlation")
-    size, no_size = rows.integers("bytes")
-    graph, no_graph = rows.integers("graph id")
-    grid, no_grid = rows.triple("grid")
-    block, no_block = rows.triple("block")
+    device, no_device = rows.integers["device"]
+    stream, no_stream = rows.integers["stream"]
+    correlation, no_correlation = rows.integers["correlation"]
+    size, no_size = rows.integers["bytes"]
+    graph, no_graph = rows.integers["graph id"]
+    grid, no_grid = rows.triples["grid"]
+    block, no_block = rows.triples["block"]
     kinds = np.array([_KIND_OF_CATEGORY.get(name, 0) for name in rows.categories], np.int64)
     tables.activities.add(
         {
@@ -77,15 +76,15 @@ def _add_activities(tables: TraceTables, rows: EventRows, common: _Columns) -> N
             "no_grid": no_grid | (grid >= 1 << 31).any(axis=1),
             "block": block,
             "no_block": no_block | (block >= 1 << 31).any(axis=1),
-            "is_collective": rows.text("Collective name").is_valid().to_numpy(zero_copy_only=False),
+            "is_collective": rows.flags["Collective name"],
         }
     )
 
 
 def _add_syncs(tables: TraceTables, rows: EventRows, start_ns: npt.NDArray[np.int64]) -> None:
-    device, no_device = rows.integers("device")
-    stream, no_stream = rows.integers("stream")
-    correlation, no_correlation = rows.integers("correlation")
+    device, no_device = rows.integers["device"]
+    stream, no_stream = rows.integers["stream"]
+    correlation, no_correlation = rows.integers["correlation"]
     tables.syncs.add(
         {
             "start_ns": start_ns,
@@ -102,8 +101,8 @@ def _add_syncs(tables: TraceTables, rows: EventRows, start_ns: npt.NDArray[np.in
 
 
 def _add_calls(tables: TraceTables, rows: EventRows, common: _Columns, problems: Problems) -> None:
-    (pid, no_pid), (tid, no_tid) = rows.integers("pid"), rows.integers("tid")
-    correlation, no_correlation = rows.integers("correlation")
+    (pid, no_pid), (tid, no_tid) = rows.integers["pid"], rows.integers["tid"]
+    correlation, no_correlation = rows.integers["correlation"]
     is_task = ~no_pid & ~no_tid & (pid >= 0) & (pid < 1 << 31)
     problems.add("call without process or thread", int((~is_task).sum()))
     columns = {
@@ -119,7 +118,7 @@ def _add_calls(tables: TraceTables, rows: EventRows, common: _Columns, problems:
 
 
 def _add_ranges(tables: TraceTables, rows: EventRows, common: _Columns) -> None:
-    (pid, no_pid), (tid, no_tid) = rows.integers("pid"), rows.integers("tid")
+    (pid, no_pid), (tid, no_tid) = rows.integers["pid"], rows.integers["tid"]
     names = tables.names.texts
     unique, code = distinct(common["name"])
     is_step = np.array([is_step_name(names[name]) for name in unique.tolist()], bool)[code]
