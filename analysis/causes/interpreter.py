@@ -194,9 +194,18 @@ def find_gc_pause(facts: Facts) -> Finding:
 
 
 def _collections(facts: Facts) -> dict[int, Ints]:
-    """Collections that the interpreter told of, by process, as intervals in ns."""
+    """Collections that interpreters told of, by process, as intervals in ns; also of those that
+    were watched and told of none.
+    """
+    watched = [source for source in facts.manifest.sources if source.name == "interpreter"]
+    told = {
+        int(pid): intervals.EMPTY
+        for source in watched
+        for pid in source.details.get("pids", ())
+        if isinstance(pid, int)
+    }
     if not facts.session.has("event"):
-        return {}
+        return told
     columns = ["time_ns", "kind", "pid", "duration_ns"]
     rows = facts.session.table("event", columns=columns)
     rows = rows.filter(pc.and_(pc.equal(rows["kind"], "gc"), pc.is_valid(rows["duration_ns"])))
@@ -204,7 +213,7 @@ def _collections(facts: Facts) -> dict[int, Ints]:
     begin = rows["time_ns"].to_numpy()
     spans = intervals.make(begin, begin + rows["duration_ns"].to_numpy())
     pids = rows["pid"].to_numpy()
-    return {int(pid): intervals.union(spans[pids == pid]) for pid in np.unique(pids)}
+    return told | {int(pid): intervals.union(spans[pids == pid]) for pid in np.unique(pids)}
 
 
 def _gc(facts: Facts, pid: int, told: dict[int, Ints]) -> Finding:
@@ -226,11 +235,11 @@ def _gc(facts: Facts, pid: int, told: dict[int, Ints]) -> Finding:
         n_told = len(told[pid])
         finding.evidence.append(Evidence("collections", n_told, "", n_told, "event"))
     if not severity.is_material:
+        what = "collections" if pid in told else "pauses on the CPU without a CUDA call"
         finding.excluded.append(
             Exclusion(
                 GC,
-                f"{len(spans)} pauses on the CPU without a CUDA call took "
-                f"{100 * severity.share:.0f} % of the time with demand",
+                f"{len(spans)} {what} took {100 * severity.share:.0f} % of the time with demand",
             )
         )
         return finding

@@ -9,7 +9,7 @@ import pytest
 
 from analysis import attribute
 from analysis.finding import Status
-from analysis.manifest import Target
+from analysis.manifest import Source, Target
 from tests.analysis.builder import MS, S, Service
 from tests.analysis.scrapes import Scrapes, finding, gpu_rows
 
@@ -141,6 +141,20 @@ def test_the_collectors_own_events_prove_it(tmp_path: Path) -> None:
     builder = service.builder(tmp_path / "session").add("event", events)
     attribution = attribute(builder.write())
     assert attribution.verdict.cause == "launch.gc_pause"
+
+
+def test_pauses_of_an_interpreter_that_tells_of_no_collection_are_something_else(
+    tmp_path: Path,
+) -> None:
+    service = Service(seed=2)
+    collecting(service, 25, 90 * MS)
+    watching = Source("interpreter", "ok", ["event"], details={"pids": [service.pid]})
+    sources = [Source("cuda", "ok"), watching]
+    attribution = attribute(service.session(tmp_path / "session", sources=sources))
+    answer = finding(attribution, "launch.gc_pause")
+    assert answer.status is Status.NOT_FOUND
+    assert "0 collections" in answer.excluded[0].reason
+    assert attribution.verdict.cause != "launch.gc_pause"
 
 
 def test_short_collections_are_no_cause(tmp_path: Path) -> None:
