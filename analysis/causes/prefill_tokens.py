@@ -10,7 +10,7 @@ import numpy.typing as npt
 from analysis import engine as words
 from analysis import intervals, quantiles
 from analysis.causes.prefill_steps import HOGGING, LONG_STEP, N_STEPS, by_steps, where
-from analysis.causes.prompt_dose import tokens_despite_prompts
+from analysis.causes.prompt_dose import DOSE, more_prompts, tokens_despite_prompts
 from analysis.engine import EngineSeries, gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
@@ -125,8 +125,11 @@ def _by_waits(facts: Facts, tokens: Tokens, is_batch: npt.NDArray[np.bool_]) -> 
         idle = intervals.overlap(spans, facts.idle(facts.device_of[facts.processes[0]]))
         if 2 * idle >= lost_ns:
             return None  # the device did not compute meanwhile, so no prompts
+    more = more_prompts(tokens.prompt, is_held, near, is_batch)
+    if more is not None and more < DOSE and not facts.processes:
+        return None  # as many prompts come in seconds in which no token waits
     n_waits = int(waits[is_held].sum())
-    return Finding(
+    finding = Finding(
         HOGGING,
         Status.FOUND,
         confidence=0.85 * facts.trust("engine"),
@@ -152,6 +155,14 @@ def _by_waits(facts: Facts, tokens: Tokens, is_batch: npt.NDArray[np.bool_]) -> 
         f"of the one before, but {n_waits} waited at least {LONG_STEP:.0f} times that, for "
         f"{100 * share:.0f} % of the time with demand, beside {prompts:.0f} tokens of prompts.",
     )
+    if more is None and not facts.processes:
+        finding.status, finding.confidence, finding.spans = Status.UNDECIDED, 0.45, intervals.EMPTY
+        finding.undecided_because = (
+            f"{n_waits} tokens waited long beside prompts, but both come in every second: pauses "
+            "of the host look the same"
+        )
+        finding.settled_by = "cuda_call: tracer record --pid PID as root"
+    return finding
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ Flags = npt.NDArray[np.bool_]
 N_BLOCKS = 12
 N_LEAST = 6
 BLOCK_WINDOWS = 10
+#: Windows that a mean to compare with needs.
+N_WINDOWS = 3
 #: With so many times the prompts, requests that still get this share of their tokens are not held
 #: up by prompts.
 DOSE = 1.5
@@ -57,3 +59,22 @@ def tokens_despite_prompts(
     if low <= 0 or usual <= 0 or high < DOSE * low or late < UNMOVED * usual:
         return None
     return high / low, late / usual
+
+
+def more_prompts(prompt: Floats, is_held: Flags, near: Flags, is_batch: Flags) -> float | None:
+    """Return how many times more prompts came in windows in which tokens waited long than in
+    others; None where there are too few others.
+
+    Args:
+        prompt: Prompt tokens/s in each window, counted when a prompt's first token comes.
+        is_held: Windows in which tokens waited long.
+        near: Those and their neighbours, in which the prompts of such a wait may be counted.
+        is_batch: Windows that count.
+    """
+    known = np.nan_to_num(prompt)
+    soon = np.maximum(known, np.append(known[1:], 0.0))
+    for values, chosen in ((known, near), (soon, is_held)):
+        others = is_batch & ~chosen
+        if others.sum() >= N_WINDOWS and chosen.any():
+            return float(values[chosen].mean() / max(float(values[others].mean()), 1e-9))
+    return None

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.finding import Status
+from analysis import attribute
+from analysis.finding import Finding, Status
+from tests.analysis.builder import MS, S, Service
 from tests.analysis.scrapes import Scrapes, finding
 
 
@@ -44,3 +46,40 @@ def test_hogging_stays_suspected_otherwise(
 ) -> None:
     engine = prompts_all_the_time(seed, more=more, speed_with_more=speed)
     assert finding(engine.attribution(tmp_path), "prefill.hogging").status is Status.UNDECIDED
+
+
+def without_calls(path: Path, seed: int, *, calm_s: int, every_ms: int, is_prompt: bool) -> Finding:
+    """Decodes with steps of 200 ms among them, in which prompts are computed or the host pauses;
+    before that some seconds without. No call is recorded.
+    """
+    service = Service(seed=seed, running=8)
+    begin = service.start + calm_s * S
+    while service.now < begin + 25 * S:
+        if not is_prompt:
+            service.prompted += service.rng.randint(0, 40)
+        service.decode_until(service.now + service.shake(every_ms * MS))
+        if service.now >= begin:
+            if is_prompt:
+                service.prefill_step(service.shake(200 * MS), 2_000)
+            else:
+                service.compute(service.shake(200 * MS))
+                service.prompted += 1_500
+    for name in ("cuda_call", "offcpu"):
+        service.rows.pop(name)
+    session = service.session(path / "session", functions=[], sources=[])
+    return finding(attribute(session), "prefill.hogging")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_waits_that_begin_with_the_prompts_are_theirs(tmp_path: Path, seed: int) -> None:
+    answer = without_calls(tmp_path, seed, calm_s=8, every_ms=600, is_prompt=True)
+    assert answer.status is Status.FOUND
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_prompt", [True, False], ids=["prompts", "pauses"])
+def test_waits_in_every_second_of_prompts_are_not_proven(
+    tmp_path: Path, seed: int, is_prompt: bool
+) -> None:
+    answer = without_calls(tmp_path, seed, calm_s=0, every_ms=300, is_prompt=is_prompt)
+    assert answer.status is not Status.FOUND
