@@ -75,10 +75,12 @@ class Retention:
         steps = [] if keep_ns is None else list(self._aged(segments, now_ns - keep_ns))
         if max_bytes is not None:
             steps.extend(self._excess(segments, steps, max_bytes))
-        dropped = [step for step in steps if step.is_drop]
-        self.n_dropped += len(dropped)
-        self.n_dropped_rows += sum(step.item.n_rows for step in dropped)
         return steps
+
+    def note_dropped(self, item: SizedSegment) -> None:
+        """Count a segment that was dropped."""
+        self.n_dropped += 1
+        self.n_dropped_rows += item.n_rows
 
     def _aged(
         self, segments: Mapping[str, Sequence[SizedSegment]], limit_ns: int

@@ -5,6 +5,7 @@ ones. Used by one thread only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,10 @@ from tracer.segments import Segment, replace_file, segment_name, sync_folder
 from tracer.summaries import summarise
 from tracer.thinning import thin
 
+#: Errors that mean that there is no room.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: How writing may fail for want of a disk or of memory; the recording goes on.
+FAILURES = (OSError, pa.ArrowException, MemoryError)
 #: Pause before a merge is tried again after one failed.
 MERGE_RETRY_S = 60.0
 #: Replaced segments are deleted after this, so that a reader can finish with what it listed.
@@ -41,13 +46,19 @@ class SegmentStore:
         path: The session's directory.
         facts: What a segment's footer says besides format, table and clock.
         retention: What is kept of old rows; None for everything.
+        make_room: Called where a full disk has no room to tell what is dropped to make some.
     """
 
     def __init__(
-        self, path: Path, facts: Callable[[], Mapping[str, object]], retention: Retention | None
+        self,
+        path: Path,
+        facts: Callable[[], Mapping[str, object]],
+        retention: Retention | None,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = path
         self._facts = facts
+        self._make_room = make_room
         self.retention = retention
         self._next: dict[str, int] = {}
         self._segments: dict[str, list[SizedSegment]] = {}
@@ -130,7 +141,7 @@ class SegmentStore:
         try:
             with lower_priority():
                 merged = merge(self._path / name, declared_table(name), group, self._facts())
-        except (OSError, pa.ArrowException):
+        except FAILURES:
             self._merge_after = time.monotonic() + MERGE_RETRY_S
             return
         # A merge holds many rows at once; the allocator would keep the room for the next.
@@ -163,8 +174,8 @@ class SegmentStore:
         steps = self.retention.plan(self._segments, now_ns)
         if not steps:
             return
-        with contextlib.suppress(OSError, pa.ArrowException), lower_priority():
-            replace_file(self._path / KEPT_NAME, self.retention.kept.to_json().encode())
+        with contextlib.suppress(*FAILURES), lower_priority():
+            self._tell_kept(self.retention.kept.to_json().encode())
             if any(step.is_drop for step in steps):
                 # The files that a dropped one covered must not come to light again.
                 self.delete_replaced(0.0)
@@ -175,6 +186,21 @@ class SegmentStore:
                 # Replaced files count too while there is little room.
                 self._delete_under_pressure(max_bytes)
 
+    def _tell_kept(self, content: bytes) -> None:
+        """Say what is kept before anything is dropped, also on a full disk.
+
+        Raises:
+            OSError: it cannot be said; nothing may be dropped.
+        """
+        path = self._path / KEPT_NAME
+        try:
+            replace_file(path, content)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._make_room()
+            replace_file(path, content)
+
     def _do(self, step: Step) -> None:
         segments = self._segments[step.table]
         index = segments.index(step.item)
@@ -182,6 +208,8 @@ class SegmentStore:
             with contextlib.suppress(FileNotFoundError):
                 step.item.segment.path.unlink()
             del segments[index]
+            if self.retention is not None:
+                self.retention.note_dropped(step.item)
             return
         table = declared_table(step.table)
         path = step.item.segment.path

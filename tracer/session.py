@@ -12,7 +12,6 @@ room for that (``tracer/reserve.py``).
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -31,7 +30,7 @@ from tracer.errors import SessionError
 from tracer.place import Place
 from tracer.reserve import Reserve
 from tracer.retention import Retention
-from tracer.segment_store import KEEP_REPLACED_S, SegmentStore
+from tracer.segment_store import FAILURES, FULL, KEEP_REPLACED_S, SegmentStore
 from tracer.segments import replace_file
 from tracer.session_folder import make_folder
 from tracer.session_losses import SOURCE_NAME, Loss, loss_batch, notice_batch
@@ -47,8 +46,6 @@ FEW_ROWS_FACTOR = 1.5
 MAX_PENDING_BYTES = 96 << 20
 #: Notices (lost, recovered) kept for a disk that takes nothing.
 MAX_NOTICES = 100
-#: Errors that mean there is no room.
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass
@@ -117,13 +114,13 @@ class SessionWriter:
         self._is_stopping = False
         self._is_busy = False
         # Owned by the writing thread.
-        self._store = SegmentStore(path, self._facts, retention)
+        self._reserve = Reserve(path)
+        self._store = SegmentStore(path, self._facts, retention, self._reserve.release)
         self._failed_ns: int | None = None
         self._losses: dict[tuple[str, str], Loss] = {}
         self._notices: list[tuple[int, str, str]] = []
         self._n_lost = 0
         self._problem = ""
-        self._reserve = Reserve(path)
         text = manifest.to_json().encode()
         try:
             self._place = Place(path)
@@ -332,10 +329,11 @@ class SessionWriter:
         try:
             self._place.check()
             self._store.write(job.table, job.batches)
-        except (OSError, pa.ArrowException) as error:
+        except FAILURES as error:
             code = error.errno if isinstance(error, OSError) else None
-            reason = "disk_full" if code in _FULL else "write_error"
-            detail = f"The session could not be written ({os.strerror(code) if code else error})."
+            reason = "disk_full" if code in FULL else "write_error"
+            why = os.strerror(code) if code else str(error) or "no memory"
+            detail = f"The session could not be written ({why})."
             if self._failed_ns is None:
                 self._notices.append((self._clock(), "source_lost", detail))
             self._failed_ns = self._clock()
@@ -381,7 +379,7 @@ class SessionWriter:
                 batch = notice_batch(notices)
                 self._store.write(EVENT, [batch.rows])
                 notices = []
-        except OSError:
+        except FAILURES:
             self._notices = notices[-MAX_NOTICES:]
             with self._condition:
                 for key, loss in losses.items():

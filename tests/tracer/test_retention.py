@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from analysis.kept import FILE_NAME as KEPT_NAME
 from analysis.kept import Kept
 from analysis.schema import (
     CALL_HISTOGRAM,
@@ -20,6 +23,7 @@ from analysis.schema import (
 from analysis.timeline import open_session
 from probes.probe import Batch, make_batch
 from tests.tracer.test_session import manifest
+from tracer import segment_store
 from tracer.compaction import SizedSegment
 from tracer.retention import Retention
 from tracer.segments import Segment
@@ -111,6 +115,28 @@ def test_old_detail_is_dropped_and_the_summaries_stay_exact(tmp_path):
     assert counts == {second * S: 50 for second in range(100, 400)}
     source = session.manifest.source("session")
     assert source.details["n_dropped_rows"] == 300 * 50 - len(starts)
+
+
+def test_what_is_dropped_can_be_told_on_a_full_disk_and_makes_room(tmp_path, monkeypatch):
+    real = segment_store.replace_file
+    held = tmp_path / "s" / ".reserve.tmp"
+
+    def write(path, content):
+        if path.name == KEPT_NAME and held.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, content)
+
+    monkeypatch.setattr(segment_store, "replace_file", write)
+    writer = play(tmp_path / "s", range(100, 200), Retention(keep_ns=30 * S))
+    kept = Kept.read(tmp_path / "s")
+    assert kept.detail_from_ns is not None and kept.detail_from_ns >= 140 * S
+    n_dropped = writer.source().details["n_dropped_rows"]
+    writer.write_manifest()
+    writer.flush(force=True)
+    assert held.exists(), "room is held back again for the end"
+    assert writer.close()
+    n_left = open_session(tmp_path / "s").table("cuda_call").num_rows
+    assert n_dropped >= 40 * 50 and n_left == 100 * 50 - n_dropped
 
 
 def test_old_samples_are_thinned_but_no_counter_is_lost(tmp_path):

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -366,6 +367,29 @@ def test_a_full_disk_drops_and_counts_and_recovers(tmp_path, monkeypatch):
     assert kinds == ["source_lost", "source_recovered"]
     source = opened.manifest.source("session")
     assert (source.state, source.n_lost) == ("degraded", 20)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc of size 9 failed")])
+def test_rows_that_find_no_memory_are_counted_and_the_next_are_written(
+    tmp_path, monkeypatch, error
+):
+    real = segment_store.encode_segment
+    lacks = [False]
+
+    def encode(table, batches, facts):
+        if lacks[0]:
+            raise error
+        return real(table, batches, facts)
+
+    monkeypatch.setattr(segment_store, "encode_segment", encode)
+    writer = SessionWriter(tmp_path / "s", manifest())
+    for lacks[0], first in ((False, 0), (True, 10), (False, 20)):
+        writer.append(calls(first, 10))
+        assert writer.flush(force=True)
+    assert writer.close()
+    assert call_ids(tmp_path / "s") == [*range(10), *range(20, 30)]
+    [row] = open_session(tmp_path / "s").table("loss").to_pylist()
+    assert (row["reason"], row["n_lost"]) == ("write_error", 10)
 
 
 @pytest.mark.root
