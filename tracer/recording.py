@@ -49,7 +49,7 @@ _REASONS = {
     "target_ended": "the target ended",
     "interrupted": "it was interrupted",
     "terminated": "it was terminated",
-    "hung_up": "its terminal was closed",
+    "hung_up": "its terminal was closed, or it got SIGHUP",
     "folder_gone": "its directory was removed or moved",
     "disk_low": "little room is left on the disk (--min-free)",
 }
