@@ -153,6 +153,18 @@ def test_a_hang_up_of_a_service_changes_the_rules_and_loses_no_row(tmp_path, mon
     assert writer.source().n_lost == 0
 
 
+def test_a_wish_that_comes_before_the_recording_begins_is_kept(tmp_path):
+    before = signal.getsignal(signal.SIGHUP)
+    file = SettingsFile(tmp_path / "f", LongRunOptions())
+    file.listen()
+    try:
+        assert not file.take_asked()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert file.take_asked() and not file.take_asked()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_only_a_terminal_that_was_closed_ends_it(tmp_path, is_closed):
     script = (
