@@ -186,7 +186,7 @@ def _host_bound(facts: Facts, item: Idleness) -> Finding:
     finding.excluded.append(Exclusion(SYNC, _small("waits for the device", item.sync_ns, item)))
     finding.excluded.append(Exclusion(INPUT, _small("loading of input", item.input_ns, item)))
     finding.status = Status.FOUND
-    finding.confidence = 0.88 * facts.trust("cuda")
+    finding.confidence = 0.88 * facts.trust("cuda", "cupti")
     finding.summary = (
         f"Device {calls.device} was idle for {100 * item.usage.idle_ns / item.usage.span_ns:.0f} % "
         f"of its time and each gap ended with the next launch, which came late: the host launches "
@@ -240,7 +240,7 @@ def _sync_stall(facts: Facts, item: Idleness) -> Finding:
         finding.lost_ns, finding.lost_share = 0, 0.0
         return finding
     finding.status = Status.FOUND
-    finding.confidence = 0.85 * facts.trust("cuda")
+    finding.confidence = 0.85 * facts.trust("cuda", "cupti")
     finding.summary = (
         f"{n} syncs or blocking copies waited {waited / 1e6:.0f} ms until device "
         f"{item.activities.device} had nothing left to do, and it then idled: without them the "
@@ -276,7 +276,7 @@ def _starvation(facts: Facts, item: Idleness) -> Finding:
         finding.lost_ns, finding.lost_share = 0, 0.0
         return finding
     finding.status = Status.FOUND
-    finding.confidence = 0.9 * facts.trust("cuda")
+    finding.confidence = 0.9 * facts.trust("cuda", "cupti")
     finding.summary = (
         f"Device {item.activities.device} was idle while the launching thread loaded input in "
         f"{item.n_inputs} steps: {100 * finding.lost_share:.0f} % of its time, up to "

@@ -122,7 +122,7 @@ def _compute_bound(facts: Facts, item: Idleness) -> Finding:
         finding.excluded = [Exclusion(COMPUTE, reason) for reason in reasons]
         return finding
     finding.status = Status.FOUND
-    finding.confidence = 0.85 * facts.trust("cuda")
+    finding.confidence = 0.85 * facts.trust("cuda", "cupti")
     held = back_pressure(facts.session, set(facts.pids_on(item.activities.device)) or None)
     long_calls = "long launch calls are back-pressure"
     if held.n:
@@ -197,7 +197,7 @@ def _host_link(facts: Facts, item: Idleness) -> Finding:
     pageable = float(activities.is_pageable[is_large].mean())
     finding.evidence.append(Evidence("pageable", round(100 * pageable, 1), "%", n, ""))
     finding.status = Status.FOUND
-    finding.confidence = 0.9 * facts.trust("cuda")
+    finding.confidence = 0.9 * facts.trust("cuda", "cupti")
     finding.summary = (
         f"Device {activities.device} did nothing but copy from or to the host for "
         f"{100 * lost / span:.0f} % of its time: {n_bytes / 1e9:.1f} GB, large copies all at about "

@@ -199,7 +199,7 @@ def find_by_batches(facts: Facts) -> Finding | None:
         finding.lost_ns, finding.lost_share = 0, 0.0
         return finding
     finding.status = Status.FOUND
-    finding.confidence = 0.85 * facts.trust("cuda")
+    finding.confidence = 0.85 * facts.trust("cuda", "cupti")
     finding.spans = intervals.union(spans)
     finding.summary = (
         f"Steps with prompts take {prefill / 1e6:.0f} ms on the device against {decode / 1e6:.1f} "

@@ -38,6 +38,10 @@ class Coverage:
         if self.until_ns is None or time_ns > self.until_ns:
             self.until_ns = self._told_ns = time_ns
 
+    def interrupt(self) -> None:
+        """Something is missing: what was not given out yet is not covered, until it begins anew."""
+        self.until_ns = self._told_ns = None
+
     def advance(self, newest_ns: int, unanswered_ns: int | None) -> None:
         """All is known up to the newest record, or up to the oldest call still without activity."""
         if self.until_ns is None:

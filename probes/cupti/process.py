@@ -49,11 +49,13 @@ class CollectedProcess:
         header = self.ring.header()
         self._opening: Opening | None = None
         self._before = Losses()
+        self._n_missing = 0
         self._forked_before = 0
         if header["attached_ns"] < recording_ns:
             # The ring has served another recording.
             self.ring.skip()
             self._before = self.ring.losses()
+            self._n_missing = self._before.ring + self._before.cupti
             self._forked_before = int(header["n_forked"])
             self._on_ns = int(header["on_ns"]) if header["on_ns"] < recording_ns else 0
         elif header["is_early"]:
@@ -74,6 +76,7 @@ class CollectedProcess:
             self.tables.devices = device_indices(self.pid, header)
         records = self.ring.drain()
         yield from self.tables.add(records, now_ns, is_last=is_last)
+        self._note_missing(now_ns)
         if self._opening is not None:
             self._opening.see(records)
             begin_ns = self._opening.begin_ns(now_ns, is_over=is_last or bool(header["off_ns"]))
@@ -127,6 +130,14 @@ class CollectedProcess:
         if on_ns != self._on_ns:
             self._on_ns = on_ns
             self._opening = Opening(on_ns)
+
+    def _note_missing(self, now_ns: int) -> None:
+        """Where activities were lost, a device without one is not known to be idle."""
+        lost = self.ring.losses()
+        if lost.ring + lost.cupti > self._n_missing:
+            self._n_missing = lost.ring + lost.cupti
+            self.coverage.interrupt()
+            self._opening = Opening(now_ns)
 
     def _covered(self, begin_ns: int, end_ns: int) -> Batch:
         return make_batch(

@@ -292,6 +292,11 @@ def test_more_records_than_can_be_taken_are_counted_and_the_mend_is_told_once(
     (event,) = collection.events("coverage")
     assert event["detail"] == FLOOD.format(", or without --graph-nodes" if by_node else "")
     assert not collection.events("source_lost"), "what can be taken goes on to be"
+    start = collection.table("gpu_activity")["start_ns"].to_numpy()
+    truth = machine.device.truth()["start_ns"]
+    for begin, end in covered_ns(collection):
+        inside = truth[(truth > begin) & (truth < end)]
+        assert np.isin(inside, start).all(), "what is covered is complete"
 
 
 def test_a_context_that_is_reset_goes_on_being_collected(collection: Collection) -> None:
