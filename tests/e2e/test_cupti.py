@@ -59,7 +59,8 @@ def test_a_command_with_both_sources_has_its_budget_from_device_times(
     assert totals["is_timed"]
     busy = sum(int(row["end_ns"] - row["start_ns"]) for row in truth)
     assert totals["compute"] * opened.duration_ns == pytest.approx(busy, rel=0.02)
-    assert not list(Path("/dev/shm").glob("tracer-cupti-*/ring-*"))
+    (pid,) = {row["pid"] for row in rows.to_pylist()}
+    assert not list(Path("/dev/shm").glob(f"tracer-cupti-*/ring-{pid}-*"))
     assert "CUDA_INJECTION64_PATH" not in json.dumps(opened.manifest.to_json())
 
 
@@ -119,7 +120,7 @@ def test_a_trigger_opens_a_window_and_without_one_nothing_is_collected(
 ) -> None:
     session, quiet = tmp_path / "s.tracer", tmp_path / "q.tracer"
     windows = ("--cupti", "--window", "500ms", "--trigger")
-    command = launcher(machine, "launches=4000", "rate=1000", "kernel_us=100")
+    command = launcher(machine, "launches=2500", "rate=1000", "kernel_us=100")
     done = record(machine, quiet, *windows, "rss > 900gb", *command)
     assert done.returncode == 0, done.stderr
     assert open_session(quiet).n_rows("gpu_activity") == 0
@@ -129,6 +130,6 @@ def test_a_trigger_opens_a_window_and_without_one_nothing_is_collected(
     events = opened.table("event").to_pylist()
     (fired,) = [row["time_ns"] for row in events if row["kind"] == "trigger"]
     start = opened.table("gpu_activity")["start_ns"].to_numpy()
-    assert 0 < len(start) < 4000
+    assert 0 < len(start) < 2500
     assert fired <= start.min()
     assert start.max() - fired < 2_000_000_000, "the window ends by itself"
