@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from analysis import quantiles
+from analysis import intervals, quantiles
+from analysis.columns import BLOCK, Columns, Vocabulary, filled, positions
 from analysis.timeline import Session
 
 Ints = npt.NDArray[np.int64]
@@ -77,101 +77,13 @@ _FIRST = np.array(
 )
 #: Threads up to which it is quicker to compare each than to look up.
 _FEW = 8
-#: Calls that are looked at together.
-_BLOCK = 1 << 18
-
-
-def positions(mask: Bools) -> npt.NDArray[np.int32]:
-    """Return where a mask over all calls holds, in order."""
-    found = np.empty(int(np.count_nonzero(mask)), dtype=np.int32)
-    n = 0
-    for first in range(0, len(mask), _BLOCK):
-        part = np.flatnonzero(mask[first : first + _BLOCK])
-        np.add(part, first, out=found[n : n + len(part)], casting="unsafe")
-        n += len(part)
-    return found
-
-
-def tally(codes: npt.NDArray[Any], mask: Bools | None, n_codes: int) -> Ints:
-    """Return how often each code from 0 on comes, where ``mask`` holds if it is given."""
-    result = np.zeros(n_codes, dtype=np.int64)
-    for first in range(0, len(codes), _BLOCK):
-        part = codes[first : first + _BLOCK]
-        if mask is not None:
-            part = part[mask[first : first + _BLOCK]]
-        result += np.bincount(part, minlength=n_codes)
-    return result
-
-
-class _Vocabulary:
-    """Values seen so far, in order of appearance, and their codes."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._codes: dict[Any, int] = {}
-
-    def codes(self, column: pa.ChunkedArray) -> npt.NDArray[Any]:
-        """Codes of a column's values, -1 for null, in the smallest type that holds them."""
-        if not pa.types.is_dictionary(column.type):
-            column = column.dictionary_encode()
-        array = column.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):
-            array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
-        local = array.dictionary.to_pylist()
-        for value in local:
-            if value not in self._codes:
-                self._codes[value] = len(self.values)
-                self.values.append(value)
-        own = [*(self._codes[value] for value in local), -1]
-        table = np.array(own, dtype=np.int16 if len(self.values) < 1 << 15 else np.int32)
-        result: npt.NDArray[Any] = table[_filled(array.indices, len(local))]
-        return result
-
-
-def _filled(column: pa.Array | pa.ChunkedArray, null: int) -> npt.NDArray[Any]:
-    """Values of a column of whole numbers, ``null`` where it is null."""
-    if column.null_count:
-        column = pc.fill_null(column, null)
-    values: npt.NDArray[Any] = column.to_numpy()
-    return values
 
 
 def _answers(column: pa.ChunkedArray) -> npt.NDArray[np.int8]:
     """0 for null, 1 for no, 2 for yes."""
     if column.null_count == len(column):
         return np.zeros(len(column), dtype=np.int8)
-    return _filled(column.cast(pa.int8()), -1) + np.int8(1)
-
-
-class _Columns:
-    """Columns that are filled part by part in place, so that no second copy is made."""
-
-    def __init__(self, n_rows: int) -> None:
-        self._n_rows = max(n_rows, 1)
-        self._arrays: list[npt.NDArray[Any]] = []
-        self._n = 0
-
-    def append(self, *parts: npt.NDArray[Any]) -> None:
-        """Add one part of every column; all of one length."""
-        end = self._n + len(parts[0])
-        if not self._arrays:
-            self._arrays = [np.empty(max(self._n_rows, end), part.dtype) for part in parts]
-        elif end > len(self._arrays[0]):
-            # The recorder wrote on since the rows were counted.
-            self._arrays = [np.resize(array, 2 * end) for array in self._arrays]
-        for index, part in enumerate(parts):
-            if part.dtype.itemsize > self._arrays[index].itemsize:
-                self._arrays[index] = self._arrays[index].astype(part.dtype)
-            self._arrays[index][self._n : end] = part
-        self._n = end
-
-    def finish(self) -> list[Any]:
-        """Return the columns, sorted by the first."""
-        columns: list[Any] = [array[: self._n] for array in self._arrays]
-        if columns and (columns[0][1:] < columns[0][:-1]).any():
-            order = np.argsort(columns[0], kind="stable")
-            columns = [column[order] for column in columns]
-        return columns
+    return filled(column.cast(pa.int8()), -1) + np.int8(1)
 
 
 @dataclass(frozen=True)
@@ -282,28 +194,38 @@ class Calls:
         ``(n, 2)`` ns, and the median of all its pauses between calls, ns (None without any).
         """
         mask = self.of_process(pid)
-        # Columns of ten million calls are large: no copies where the process made all calls.
-        start = self.start if mask.all() else self.start[mask]
-        reach = (self.duration if mask.all() else self.duration[mask]) + start
-        np.maximum.accumulate(reach, out=reach)
-        length = start[1:] - reach[:-1]
-        at = np.flatnonzero(length > longer_than_ns)
-        found = np.stack((reach[at], reach[at] + length[at]), axis=1)
-        n_pauses = int((length > 0).sum())
+        lengths = np.empty(int(np.count_nonzero(mask)), dtype=np.int64)
+        found = [intervals.EMPTY]
+        reach: int | None = None
+        n = 0
+        for first in range(0, len(self), BLOCK):
+            own = mask[first : first + BLOCK]
+            start = self.start[first : first + BLOCK][own]
+            if len(start) == 0:
+                continue
+            until = np.empty(len(start) + 1, dtype=np.int64)
+            until[0] = start[0] if reach is None else reach
+            np.add(start, self.duration[first : first + BLOCK][own], out=until[1:])
+            np.maximum.accumulate(until, out=until)
+            part = np.subtract(start, until[:-1], out=lengths[n : n + len(start)])
+            at = np.flatnonzero(part > longer_than_ns)
+            found.append(intervals.make(until[at], start[at]))
+            reach, n = int(until[-1]), n + len(start)
+        n_pauses = int(np.count_nonzero(lengths > 0))
         if n_pauses == 0:
-            return found, None
-        middle = len(length) - n_pauses + quantiles.rank(n_pauses, 0.5)
-        length.partition(middle)
-        return found, int(length[middle])
+            return np.concatenate(found), None
+        middle = n - n_pauses + quantiles.rank(n_pauses, 0.5)
+        lengths.partition(middle)
+        return np.concatenate(found), int(lengths[middle])
 
 
 def load_calls(session: Session) -> Calls | None:
     """Return the outermost calls of a session, None where calls were not recorded."""
     if not session.has("cuda_call"):
         return None
-    threads, functions, streams = _Vocabulary(), _Vocabulary(), _Vocabulary()
+    threads, functions, streams = Vocabulary(), Vocabulary(), Vocabulary()
 
-    filled = _Columns(0)
+    rows = Columns(0)
 
     def convert(part: pa.Table) -> None:
         is_outermost = part["depth"].to_numpy() == 0
@@ -316,24 +238,24 @@ def load_calls(session: Session) -> Calls | None:
         is_capture = _answers(part["is_capture"]) == 2
         has_return = part["duration_ns"].is_valid().to_numpy()
         first = 3 * _answers(part["is_first_seen"]) + _answers(part["is_first_use"])
-        filled.append(
+        rows.append(
             part["start_ns"].to_numpy(),
-            _filled(part["duration_ns"], 0),
+            filled(part["duration_ns"], 0),
             threads.codes(pa.chunked_array([pa.array((pid << 32) | tid)])),
             kind,
             function,
-            np.clip(_filled(part["device"], -1), -1, 127).astype(np.int8),
+            np.clip(filled(part["device"], -1), -1, 127).astype(np.int8),
             streams.codes(part["stream"]),
             _FIRST[first],
             _traits(kind, _is_blocking(functions.values)[function], is_capture, has_return),
         )
 
     def start_over() -> None:
-        nonlocal filled
-        filled = _Columns(session.n_rows("cuda_call"))
+        nonlocal rows
+        rows = Columns(session.n_rows("cuda_call"))
 
     session.collect("cuda_call", _COLUMNS, convert, keep_dictionaries=True, start_over=start_over)
-    columns = filled.finish()
+    columns = rows.finish()
     if not columns:
         return None
     return Calls(
@@ -377,7 +299,7 @@ def _traits(
 
 
 def _kind_codes(column: pa.ChunkedArray) -> npt.NDArray[np.int8]:
-    vocabulary = _Vocabulary()
+    vocabulary = Vocabulary()
     codes = vocabulary.codes(column)
     table = np.array(
         [KIND.get(name, KIND["other"]) for name in vocabulary.values] + [KIND["other"]],

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import intervals
-from analysis.calls import Calls, positions, tally
-from analysis.threads import Absences
+from analysis.absences import Absences
+from analysis.calls import Calls
+from analysis.columns import positions, tally
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

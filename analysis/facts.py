@@ -13,13 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis import intervals, quantiles
-from analysis.calls import Calls, load_calls, tally
+from analysis.absences import Absences, load_absences
+from analysis.calls import Calls, load_calls
+from analysis.columns import tally
 from analysis.device import Steps, process_steps
 from analysis.device_coverage import load_coverage, of_processes
 from analysis.engine import EngineSeries, load_engine
 from analysis.gpu import GpuSamples, Samples, load_gpu
 from analysis.idleness import Idleness, timed_devices
-from analysis.threads import Absences, Launcher, load_absences
+from analysis.threads import Launcher
 from analysis.timeline import Session
 from analysis.waits import children, thread_shares, waits_of
 
@@ -227,11 +229,13 @@ class Facts:
     def input_waits(self, pid: int) -> Ints:
         """Return when the launching thread of a process slept until one of its workers woke it,
         as ``(n, 2)`` ns: by a worker, or by a thread of its own that mostly sleeps itself (one
-        that hands the workers' results on) while workers compute.
+        that hands the workers' results on) while workers compute. A child that ends a single wait
+        (a compiler, by its exit) is no worker.
         """
         if pid not in self._input_waits:
             waits, workers = waits_of(self.launchers[pid]), self.workers(pid)
-            by_worker = np.isin(waits.waker_pid, list(workers))
+            wakers, n_woken = np.unique(waits.waker_pid, return_counts=True)
+            by_worker = np.isin(waits.waker_pid, list(workers & set(wakers[n_woken > 1].tolist())))
             own = (waits.waker_pid == pid) & (waits.waker_tid != self.launchers[pid].tid)
             if workers and own.any():
                 span_ns = self.end_ns - self.start_ns

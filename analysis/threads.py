@@ -7,17 +7,14 @@ the thread was doing when it was taken off the CPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from analysis import intervals
+from analysis.absences import Absences
 from analysis.calls import Calls
-from analysis.timeline import Session
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -38,171 +35,6 @@ WORK = (
 )
 #: Calls that are added up at a time.
 _CHUNK = 1 << 18
-
-_COLUMNS = (
-    "start_ns",
-    "duration_ns",
-    "pid",
-    "tid",
-    "runnable_ns",
-    "state",
-    "taker_pid",
-    "taker_tid",
-    "taker_name",
-    "occupant_pid",
-    "occupant_tid",
-    "occupant_name",
-    "waker_pid",
-    "waker_tid",
-    "lock",
-)
-
-
-@dataclass(frozen=True)
-class Absences:
-    """Intervals that launching threads spent off the CPU, sorted by start.
-
-    Attributes:
-        start: When the thread left the CPU, ns.
-        end: When it came back, ns.
-        ready: When it was ready to run again, ns; equal to ``start`` for a preempted thread, to
-            ``end`` where the source does not tell.
-        has_state: Whether the source told the state in which the thread left.
-        is_blocked: It left uninterruptible.
-        pid: Its process.
-        tid: The thread.
-        waker_pid: Process of the task that woke it, -1 where not known.
-        waker_tid: Task that woke it, -1 where not known.
-        is_interpreter: It slept on the lock of its Python interpreter.
-        is_other_lock: It slept on another lock.
-        culprit: Index into ``culprits``: the task that had the CPU while it was ready.
-        culprits: ``(pid, tid, name)``; tid 0 is an idle CPU, pid None is not known.
-    """
-
-    start: Ints
-    end: Ints
-    ready: Ints
-    has_state: Bools
-    is_blocked: Bools
-    pid: Ints
-    tid: Ints
-    waker_pid: Ints
-    waker_tid: Ints
-    is_interpreter: Bools
-    is_other_lock: Bools
-    culprit: Ints
-    culprits: list[tuple[int | None, int | None, str]]
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def pick(self, mask: Bools) -> Absences:
-        """Return the intervals where ``mask`` holds."""
-        return Absences(
-            self.start[mask],
-            self.end[mask],
-            self.ready[mask],
-            self.has_state[mask],
-            self.is_blocked[mask],
-            self.pid[mask],
-            self.tid[mask],
-            self.waker_pid[mask],
-            self.waker_tid[mask],
-            self.is_interpreter[mask],
-            self.is_other_lock[mask],
-            self.culprit[mask],
-            self.culprits,
-        )
-
-    @property
-    def ready_spans(self) -> Ints:
-        """Ready but waiting, one row per interval (possibly empty)."""
-        return intervals.make(self.ready, self.end)
-
-    @property
-    def spans(self) -> Ints:
-        """Off the CPU, one row per interval."""
-        return intervals.make(self.start, self.end)
-
-
-def load_absences(session: Session) -> Absences | None:
-    """Return the off-CPU intervals of a session, None where they were not recorded."""
-    if not session.has("offcpu"):
-        return None
-    rows = session.table("offcpu", columns=_COLUMNS)
-    start = rows["start_ns"].to_numpy()
-    end = start + rows["duration_ns"].to_numpy()
-    state = rows["state"]
-    has_state = state.is_valid().to_numpy()
-    is_running = _equals(state, "running")
-    runnable = rows["runnable_ns"]
-    waited = np.clip(pc.fill_null(runnable, 0).to_numpy(), 0, end - start)
-    ready = np.where(is_running & ~runnable.is_valid().to_numpy(), start, end - waited)
-    culprit, culprits = _culprits(rows, is_running)
-    return Absences(
-        start,
-        end,
-        ready.astype(np.int64),
-        has_state,
-        _equals(state, "uninterruptible"),
-        rows["pid"].to_numpy().astype(np.int64),
-        rows["tid"].to_numpy().astype(np.int64),
-        _ints(rows["waker_pid"], -1),
-        _ints(rows["waker_tid"], -1),
-        _equals(rows["lock"], "interpreter"),
-        _equals(rows["lock"], "other"),
-        culprit,
-        culprits,
-    )
-
-
-def _culprits(
-    rows: pa.Table, is_running: Bools
-) -> tuple[Ints, list[tuple[int | None, int | None, str]]]:
-    """The task to name for each wait: who held the CPU until the thread came back; for a preempted
-    thread whose CPU is told to be idle by then, who took it.
-    """
-    occupant = _ints(rows["occupant_tid"], -1)
-    use_taker = (occupant < 0) | ((occupant == 0) & is_running)
-    columns = []
-    for what in ("pid", "tid"):
-        taker, held = rows[f"taker_{what}"], rows[f"occupant_{what}"]
-        columns.append(np.where(use_taker, _ints(taker, -1), _ints(held, -1)))
-    name = pc.if_else(pa.array(use_taker), rows["taker_name"], rows["occupant_name"])
-    encoded = pc.fill_null(name, "").combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    names = encoded.dictionary.to_pylist()
-    pids, pid_at = _ranked(columns[0])
-    tids, tid_at = _ranked(columns[1])
-    keys, culprit = _ranked((pid_at * len(tids) + tid_at) * len(names) + codes)
-    culprits = []
-    for key in keys.tolist():
-        task, code = divmod(key, len(names))
-        pid, tid = int(pids[task // len(tids)]), int(tids[task % len(tids)])
-        culprits.append((None if pid < 0 else pid, None if tid < 0 else tid, str(names[code])))
-    return culprit, culprits
-
-
-def _ranked(values: Ints) -> tuple[Ints, Ints]:
-    """Distinct values in order, and the place of each value among them."""
-    encoded = pa.array(values).dictionary_encode()
-    distinct = encoded.dictionary.to_numpy()
-    order = np.argsort(distinct)
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    return distinct[order], place[encoded.indices.to_numpy()]
-
-
-def _equals(column: pa.ChunkedArray, value: str) -> Bools:
-    result: Bools = pc.fill_null(pc.equal(column, value), False).to_numpy()
-    return result
-
-
-def _ints(column: pa.ChunkedArray, null: int) -> Ints:
-    result: Ints = pc.fill_null(column.cast(pa.int64()), null).to_numpy()
-    return result
 
 
 class Launcher:

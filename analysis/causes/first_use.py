@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import intervals, quantiles
-from analysis.calls import FIRST_SEEN, FIRST_USE, KIND, NOT_KNOWN, Calls, block_width, positions
+from analysis.calls import FIRST_SEEN, FIRST_USE, KIND, NOT_KNOWN, Calls, block_width
 from analysis.causes import launch_delay
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.silence import Gap, find_gaps, gap_evidence
+from analysis.columns import positions
 from analysis.facts import Facts
 from analysis.finding import Evidence, Finding, Status, Where
 from analysis.severity import Severity, assess

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from analysis import intervals
-from analysis.calls import FIRST_SEEN, FIRST_USE, KIND, Calls, positions
+from analysis.calls import FIRST_SEEN, FIRST_USE, KIND, Calls
+from analysis.columns import positions
 from analysis.facts import Facts
 from analysis.finding import Evidence
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from analysis.absences import Absences, load_absences
 from analysis.attribution import Attribution
 from analysis.causes import Cause, Needs
 from analysis.facts import Facts
 from analysis.finding import Finding, Status
 from analysis.report.terminal import WIDTH
 from analysis.report.words import duration_text, evidence_text, place_text
-from analysis.threads import Absences, load_absences
 from analysis.timeline import Session
 
 #: Intervals and calls that are listed; the rest is counted.

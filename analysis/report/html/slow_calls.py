@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis import intervals
+from analysis.absences import Absences
 from analysis.facts import Facts
 from analysis.finding import Finding, Status
 from analysis.quantiles import median
 from analysis.report.words import duration_text, shown
-from analysis.threads import Absences
 
 #: Groups of calls and their kinds; each group has its own table.
 GROUPS = (
