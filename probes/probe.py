@@ -133,7 +133,8 @@ def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
     length = len(next(iter(columns.values())))
     schema = table.arrow_schema()
     arrays = []
-    for place, (column, arrow_field) in enumerate(zip(table.columns, schema, strict=True)):
+    coded = {}
+    for column, arrow_field in zip(table.columns, schema, strict=True):
         values = columns.get(column.name)
         if values is None:
             if not column.nullable:
@@ -141,10 +142,29 @@ def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
             arrays.append(pa.nulls(length, arrow_field.type))
         elif isinstance(values, pa.DictionaryArray) and column.type == "str":
             arrays.append(values)
-            schema = schema.set(place, arrow_field.with_type(values.type))
+            coded[column.name] = values.type
         elif isinstance(values, (pa.Array, pa.ChunkedArray)):
             is_cast = values.type != arrow_field.type
             arrays.append(values.cast(arrow_field.type) if is_cast else values)
         else:
             arrays.append(pa.array(values, type=arrow_field.type))
+    if coded:
+        schema = _coded_schema(schema, tuple(coded.items()))
     return Batch(table, pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+#: Schemas with coded columns, by the declared schema and what is coded; that of a table is made
+#: once, so its identity stands for it.
+_coded_schemas: dict[tuple[int, tuple[tuple[str, Any], ...]], tuple[Any, Any]] = {}
+
+
+def _coded_schema(declared: pa.Schema, coded: tuple[tuple[str, pa.DataType], ...]) -> pa.Schema:
+    """A declared schema with other types for some columns; made once."""
+    found = _coded_schemas.get((id(declared), coded))
+    if found is None:
+        schema = declared
+        for name, kind in coded:
+            place = schema.get_field_index(name)
+            schema = schema.set(place, schema.field(place).with_type(kind))
+        found = _coded_schemas[id(declared), coded] = (declared, schema)
+    return found[1]

@@ -1,7 +1,9 @@
 """Bulk drain of a BPF ring buffer that holds records of one fixed size.
 
 The kernel maps a consumer page, a producer page and the data twice in a row, so that records that
-wrap around are contiguous. Records are viewed in place with NumPy; nothing is done per record.
+wrap around are contiguous. Of the second time only the first page is mapped here, which is all that
+one record needs: what is mapped counts as memory of this process. Records are viewed in place with
+NumPy; nothing is done per record.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Ring:
     Args:
         descriptor: File descriptor of the map; stays open and owned by the caller.
         size_bytes: Size of the data, a power of two of at least a page.
-        record: Layout of one record; its size must be a multiple of 8.
+        record: Layout of one record; its size must be a multiple of 8, and at most a page.
 
     Raises:
         OSError: the map cannot be mapped.
@@ -45,7 +47,7 @@ class Ring:
         self._layout = np.dtype([("length", "<u4"), ("page", "<u4"), ("record", bytes_)])
         self._consumer = mmap.mmap(descriptor, page)
         self._shared = mmap.mmap(
-            descriptor, page + 2 * size_bytes, prot=mmap.PROT_READ, offset=page
+            descriptor, 2 * page + size_bytes, prot=mmap.PROT_READ, offset=page
         )
         self._data_offset = page
         #: Records taken so far.
@@ -60,6 +62,17 @@ class Ring:
         """Records that were ever put into the ring, the waiting ones included."""
         (producer,) = struct.unpack_from("<Q", self._shared, 0)
         return int(producer // self._stride)
+
+    @property
+    def n_waiting(self) -> int:
+        """Records that lie in the ring now."""
+        (consumer,) = struct.unpack_from("<Q", self._consumer, 0)
+        return self.n_reserved - int(consumer // self._stride)
+
+    @property
+    def n_room(self) -> int:
+        """Records that fit in the ring."""
+        return self._size_bytes // self._stride
 
     def drain(self, max_records: int | None = None) -> npt.NDArray[np.void]:
         """Return a copy of the records that are complete, oldest first, and free their room.
@@ -79,26 +92,42 @@ class Ring:
         n_waiting = waiting // self._stride
         if max_records is not None:
             n_waiting = min(n_waiting, max_records)
-        start = self._data_offset + consumer % self._size_bytes
-        view = np.frombuffer(self._shared, dtype=self._layout, count=n_waiting, offset=start)
+        start = consumer % self._size_bytes
+        n_first = min(n_waiting, -(-(self._size_bytes - start) // self._stride))
+        copied = np.empty(n_waiting, self._layout["record"])
+        n_taken, n_kept = self._copy(start, n_first, copied)
+        if n_taken == n_first < n_waiting:
+            start += n_first * self._stride - self._size_bytes
+            n_more, n_kept_more = self._copy(start, n_waiting - n_first, copied[n_kept:])
+            n_taken, n_kept = n_taken + n_more, n_kept + n_kept_more
+        self.is_complete = consumer + n_taken * self._stride >= producer
+        struct.pack_into("<Q", self._consumer, 0, consumer + n_taken * self._stride)
+        self.n_records += n_kept
+        return copied[:n_kept].view(self._record)
+
+    def _copy(self, start: int, n: int, target: npt.NDArray[np.void]) -> tuple[int, int]:
+        """Copy the complete ones of records that lie in a row; return how many those are, and how
+        many of them were kept.
+        """
+        view = np.frombuffer(
+            self._shared, dtype=self._layout, count=n, offset=self._data_offset + start
+        )
         lengths = view["length"].copy()
+        if (lengths == self._record_bytes).all():
+            target[:n] = view["record"]
+            return n, n
         busy = np.flatnonzero(lengths & _BUSY)
         if busy.size:
-            n_waiting = int(busy[0])
-            view, lengths = view[:n_waiting], lengths[:n_waiting]
-        self.is_complete = consumer + n_waiting * self._stride >= producer
+            n = int(busy[0])
+            view, lengths = view[:n], lengths[:n]
         if np.any((lengths & (_DISCARD - 1)) != self._record_bytes):
             raise RingError(
                 "a ring buffer holds a record of unexpected size; "
                 "the BPF programs and this version of the tracer do not belong together"
             )
-        is_kept = (lengths & _DISCARD) == 0
-        copied = view["record"].copy() if is_kept.all() else view["record"][is_kept]
-        records = copied.view(self._record)
-        del view
-        struct.pack_into("<Q", self._consumer, 0, consumer + n_waiting * self._stride)
-        self.n_records += len(records)
-        return records
+        kept = view["record"][(lengths & _DISCARD) == 0]
+        target[: len(kept)] = kept
+        return n, len(kept)
 
     def close(self) -> None:
         """Unmap the buffer."""

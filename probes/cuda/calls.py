@@ -36,6 +36,11 @@ from probes.targets import TargetChange, TargetTree
 SECOND_NS = 1_000_000_000
 #: Rows that one batch holds at most.
 MAX_ROWS = 1 << 18
+#: Records of each ring that are worked on at once: what they become stays in the CPU's caches, and
+#: a burst takes no more memory than the usual.
+PIECE_RECORDS = 1 << 14
+#: Rest between two drains while a quarter of a ring fills meanwhile, and while less does.
+BUSY_NS, CALM_NS = 100_000_000, 200_000_000
 
 _FORK, _EXEC, _EXIT = 1, 2, 3
 _LOOKUPS = [
@@ -66,7 +71,7 @@ class CudaCalls:
 
     name = "cuda"
     tables: Sequence[Table] = (CUDA_CALL, EVENT, KERNEL_FUNCTION, LOSS, OPEN_CALL)
-    period_ns = 100_000_000
+    period_ns = BUSY_NS
 
     def __init__(
         self,
@@ -289,26 +294,37 @@ class CudaCalls:
     def _drain_rings(self, tracing: Tracing, now_ns: int) -> list[Batch]:
         """Everything in the rings. Processes first: the records of what ended are then there."""
         processes = tracing.processes.drain()
-        returns = tracing.returns.drain()
-        is_complete = tracing.returns.is_complete
-        entries = tracing.entries.drain()
-        is_complete &= tracing.entries.is_complete
-        if len(entries):
-            self._hits += np.bincount(entries["function"], minlength=len(SYMBOLS))
         ending, self._ending = self._ending, []
         batches = self._note_processes(processes)
         cut = self._shedder.take_cut() if self._shedder is not None else None
-        if cut is not None:
-            self._pairing.doubt(cut[1], cut[0])
-        calls = self._pairing.feed(entries, returns, is_complete=is_complete)
-        if cut is not None:
-            self._pairing.doubt(cut[1], cut[0])
-        if self._shedder is not None:
-            self._shedder.note(entries, calls, self._pairing.threads())
-        batches.extend(self._call_batches(calls))
+        # The controller of a budget looks at whole drains; within a budget they are small.
+        n_pieces = 1 if self._shedder is not None else self._pieces(tracing)
+        for piece in range(n_pieces):
+            n_most = PIECE_RECORDS if piece + 1 < n_pieces else None
+            returns = tracing.returns.drain(n_most)
+            is_complete = tracing.returns.is_complete
+            entries = tracing.entries.drain(n_most)
+            is_complete &= tracing.entries.is_complete
+            if len(entries):
+                self._hits += np.bincount(entries["function"], minlength=len(SYMBOLS))
+            if cut is not None:
+                self._pairing.doubt(cut[1], cut[0])
+            calls = self._pairing.feed(entries, returns, is_complete=is_complete)
+            if cut is not None:
+                self._pairing.doubt(cut[1], cut[0])
+            if self._shedder is not None:
+                self._shedder.note(entries, calls, self._pairing.threads())
+            batches.extend(self._call_batches(calls))
+            batches.extend(self._note_kernels(calls, now_ns))
         batches.extend(self._call_batches(self._end_threads(ending)))
-        batches.extend(self._note_kernels(calls, now_ns))
         return batches
+
+    def _pieces(self, tracing: Tracing) -> int:
+        """How many pieces the rings are drained in; sets when the next drain is due."""
+        rings = (tracing.entries, tracing.returns)
+        is_busy = any(4 * ring.n_waiting > ring.n_room for ring in rings)
+        self.period_ns = BUSY_NS if is_busy else CALM_NS
+        return max(1, *(-(-ring.n_waiting // PIECE_RECORDS) for ring in rings))
 
     def _end_threads(self, ending: Sequence[tuple[bool, int]]) -> Calls:
         """Close threads that had ended before the last drain: (is a process, its pid or key)."""
@@ -394,6 +410,8 @@ class CudaCalls:
             (_HANDLES, self._kernels.note_handles, 0, 1),
             (_LOOKUPS, self._kernels.note_lookup, 0, 2),
         ):
+            if not tells.size:
+                break
             chosen = tells[np.isin(function[tells], wanted)]
             if wanted is _LOOKUPS:
                 chosen = chosen[is_good[chosen]]

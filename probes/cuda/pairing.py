@@ -344,11 +344,11 @@ class Pairing:
     def open_calls(self) -> OpenCalls:
         """Return the calls that are open now."""
         depth = (self._open["depth"] & DEPTH_MASK).astype(np.int64)
-        has_held = np.isin(
-            self._open["pid_tgid"],
-            np.concatenate((self._held_entries["pid_tgid"], self._held_returns["pid_tgid"])),
-        )
-        return OpenCalls(self._open, self._open_id, depth, self._open_doubtful | has_held)
+        is_doubtful = self._open_doubtful
+        if len(self._held_entries) or len(self._held_returns):
+            held = np.concatenate((self._held_entries["pid_tgid"], self._held_returns["pid_tgid"]))
+            is_doubtful = is_doubtful | np.isin(self._open["pid_tgid"], held)
+        return OpenCalls(self._open, self._open_id, depth, is_doubtful)
 
     def doubt(self, functions: _Bool, before_ns: int) -> None:
         """Take note that returns before a time may have been missed.

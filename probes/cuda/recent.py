@@ -39,9 +39,10 @@ class RecentCalls:
 
     def add(self, calls: Calls) -> None:
         """Take over the calls that one drain closed; those without a return hold nothing."""
-        rows = np.flatnonzero(calls.has_return)
-        if not rows.size:
+        has_return = calls.has_return
+        if not has_return.any():
             return
+        rows = slice(None) if has_return.all() else np.flatnonzero(has_return)
         chunk = _chunk(calls, rows)
         self._chunks.append(chunk)
         oldest = chunk.last_ns - self._keep_ns
@@ -84,12 +85,13 @@ class RecentCalls:
         return call_id, function
 
 
-def _chunk(calls: Calls, rows: _I64) -> _Chunk:
+def _chunk(calls: Calls, rows: _I64 | slice) -> _Chunk:
+    """Copies: the records themselves are not kept."""
     entries = calls.entries
     start_ns = entries["time_ns"][rows].astype(np.int64)
     end_ns = calls.end_ns[rows]
     return _Chunk(
-        entries["pid_tgid"][rows],
+        entries["pid_tgid"][rows].copy(),
         start_ns,
         end_ns,
         calls.depth[rows],

@@ -54,6 +54,18 @@ def test_every_launch_is_recorded_with_the_driver_call_inside_it(folder, library
     assert hits["cudaMalloc"] == 0
 
 
+def test_a_backlog_is_worked_on_in_pieces_without_a_difference(folder, library, monkeypatch):
+    monkeypatch.setattr("probes.cuda.calls.PIECE_RECORDS", 37)
+    program = build_program(folder, library, LOOP)
+    with started(program) as target, recording(target.pid) as found:
+        target.run()
+    assert len(found.named("cudaLaunchKernel")) == len(found.named("cuLaunchKernel")) == 1009
+    parents = {row["call_id"] for row in found.named("cudaLaunchKernel")}
+    assert {row["parent_call_id"] for row in found.named("cuLaunchKernel")} == parents
+    assert all(row["duration_ns"] is not None for row in found.named("cuLaunchKernel"))
+    assert found.calls.report().n_lost == 0
+
+
 GOLDEN = {
     LAUNCH: (
         "cudaLaunchKernel",
