@@ -60,7 +60,9 @@ def find_input_starvation(facts: Facts) -> Finding:
     if not facts.timed or facts.has_live_times:
         live = live_idle.find_input_starvation(facts)
         if live is not None:
-            return live
+            # Loads that the program named itself tell what sleeps alone do not.
+            named = [_starvation(facts, item) for item in facts.timed if item.n_inputs]
+            return max((live, *named), key=_weight)
     if not facts.session.has("annotation"):
         return _best(facts, INPUT, [])
     return _best(facts, INPUT, [_starvation(facts, item) for item in facts.timed])
@@ -255,7 +257,12 @@ def _sync_stall(facts: Facts, item: Idleness) -> Finding:
 
 
 def _starvation(facts: Facts, item: Idleness) -> Finding:
-    lost = np.minimum(item.input_ns, intervals.overlap_each(item.gaps.spans, facts.demand))
+    wanted = facts.demand
+    launcher = facts.main_launcher(item.activities.device)
+    if launcher is not None and launcher.absences is not None:
+        # A thread that is not given a CPU would be late with anything.
+        wanted = intervals.subtract(wanted, launcher.states["ready"])
+    lost = np.minimum(item.input_ns, intervals.overlap_each(item.gaps.spans, wanted))
     finding = _start(facts, item, INPUT, lost)
     long = lost[lost > WAIT_NS]
     finding.evidence.append(

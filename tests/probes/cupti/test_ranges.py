@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from analysis import open_session
+from analysis.causes.device_idle import find_input_starvation
 from analysis.causes.engine_steps import find_by_batches
 from analysis.facts import Facts
 from analysis.finding import Status
@@ -218,28 +219,21 @@ def test_a_text_of_hostile_bytes_is_a_row_and_a_lost_half_is_a_short_name() -> N
     assert batch.rows.num_rows == 1, "the second ends before it starts"
 
 
-def test_steps_that_a_live_program_names_tell_prompts_from_decodes(
-    machine: Machine, tmp_path: Path, library: str
-) -> None:
-    """Decodes of two requests wait in each step of prompts, which the steps' names tell."""
-    session = tmp_path / "s.tracer"
-    code = (
-        with_ranges(library)
-        + """
+#: Makes `step(name, n)`: n launches of half a millisecond and a wait, in a range of that name.
+STEPS = """
 sim = ctypes.CDLL("libtracersim.so")
 cost = sim.tracer_sim_kernel
 cost.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64] + [ctypes.c_double] * 3
-cost(name, 1_000_000, 0, 1, 1, 0.5)
+cost(name, 500_000, 0, 1, 1, 0.5)
 def step(words, n):
     nvtx.push(words)
     for _ in range(n): launch()
     check(cuda.cuStreamSynchronize(stream))
     nvtx.pop()
-for _ in range(8):
-    for _ in range(6): step(b"execute_context_0()_generation_2(sq2sk200)", 2)
-    step(b"execute_context_1(sq2048sk2048)_generation_2(sq2sk200)", 60)
 """
-    )
+
+
+def recorded(machine: Machine, session: Path, code: str) -> Facts:
     command = [sys.executable, "-m", "tracer", "record", "-o", str(session), "--cupti", "--"]
     done = subprocess.run(
         [*command, sys.executable, "-c", code],
@@ -249,10 +243,44 @@ for _ in range(8):
         timeout=90,
     )
     assert done.returncode == 0, done.stderr
-    facts = Facts(open_session(session))
-    finding = find_by_batches(facts)
+    return Facts(open_session(session))
+
+
+def test_steps_that_a_live_program_names_tell_prompts_from_decodes(
+    machine: Machine, tmp_path: Path, library: str
+) -> None:
+    """Decodes of two requests wait in each step of prompts, which the steps' names tell."""
+    work = """
+for _ in range(8):
+    for _ in range(6): step(b"execute_context_0()_generation_2(sq2sk200)", 2)
+    step(b"execute_context_1(sq2048sk2048)_generation_2(sq2sk200)", 100)
+"""
+    finding = find_by_batches(
+        recorded(machine, tmp_path / "s.tracer", with_ranges(library) + STEPS + work)
+    )
     assert finding is not None
     assert finding.status is Status.FOUND, finding
     told = {item.name: item.value for item in finding.evidence}
     assert told["prompt_tokens_in_them"] == 8 * 2048
     assert told["decode_tokens_in_them"] == 8 * 2
+
+
+@pytest.mark.parametrize(("load", "status"), (("load", "found"), ("think", "not_found")))
+def test_input_that_a_live_program_loads_too_slowly_is_told_by_its_name(
+    machine: Machine, tmp_path: Path, library: str, load: str, status: str
+) -> None:
+    """The same work on the launching thread is starvation where its range loads input."""
+    name = {"load": "DataLoader.__next__", "think": "scheduler"}[load]
+    work = f"""
+for _ in range(60):
+    nvtx.push(b"{name}")
+    until = time.thread_time_ns() + 15_000_000
+    while time.thread_time_ns() < until: pass
+    nvtx.pop()
+    step(b"forward", 10)
+"""
+    facts = recorded(machine, tmp_path / "s.tracer", with_ranges(library) + STEPS + work)
+    finding = find_input_starvation(facts)
+    assert finding.status.value == status, finding
+    told = {item.name: item.value for item in finding.evidence}
+    assert (told.get("input_loads", 0) > 40) == (status == "found")
