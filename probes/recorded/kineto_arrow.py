@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from probes.recorded.json_events import EventBlock, split_exactly
+from probes.recorded.json_cuts import split_exactly
+from probes.recorded.json_events import EventBlock
 from probes.recorded.kineto_fields import (
     ARGUMENTS,
     MICROSECONDS,
@@ -63,7 +64,7 @@ class ArrowParser:
         starts, ends = block.starts[pieces].tolist(), block.ends[pieces].tolist()
         # Lines are what parts events for the parser.
         lines = [
-            block.raw[start:end].replace(b"\n", b" ").replace(b"\r", b" ")
+            block.text.data[start:end].replace(b"\n", b" ").replace(b"\r", b" ")
             for start, end in zip(starts, ends, strict=True)
         ]
         table = self._parse_short(lines, group)
@@ -116,9 +117,10 @@ class ArrowParser:
     def _parse_tolerantly(self, block: EventBlock, group: str) -> tuple[pa.Table, _Ints, list[str]]:
         """Parse one group of a block event by event; count and drop what is not readable."""
         lines, names = [], []
-        starts, ends, _ = split_exactly(block.raw)
+        raw = block.text.data[: int(block.ends[-1])]
+        starts, ends, _ = split_exactly(raw)
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            piece = block.raw[start:end]
+            piece = raw[start:end]
             try:
                 event = json.loads(piece.decode("utf-8", "replace"))
             except (ValueError, RecursionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,6 @@ from probes.recorded.kineto_fields import (
 )
 from probes.recorded.layouts import Fields, Layouts
 from probes.recorded.recording import NAME_CHARACTERS, Problems
-from probes.recorded.words import Words
 
 _Ints = npt.NDArray[np.int64]
 
@@ -61,7 +61,6 @@ class BlockParser:
         counts = np.bincount(block.categories + 1, minlength=len(groups))
         self._count_others(counts.tolist(), categories, places)
         known = [name.lower() for name in categories]
-        text: Words | None = None
         for place, group in enumerate(_GROUPS):
             pieces = np.flatnonzero(members == place)
             if len(pieces) == 0:
@@ -70,14 +69,13 @@ class BlockParser:
                 reason = "Python function of a large trace: left out"
                 self._problems.add(reason, len(pieces))
                 continue
-            text = text or Words(block.raw)
-            yield from self._group_rows(block, text, pieces, group, known)
+            yield from self._group_rows(block, pieces, group, known)
 
     def _group_rows(
-        self, block: EventBlock, text: Words, pieces: _Ints, group: str, names: list[str]
+        self, block: EventBlock, pieces: _Ints, group: str, names: list[str]
     ) -> Iterator[EventRows]:
         starts, ends = block.starts[pieces], block.ends[pieces]
-        found, left = self._layouts.read(text, starts, ends, group)
+        found, left = self._layouts.read(block.text, starts, ends, group)
         if len(left):
             parsed = self._parser.rows(block, pieces[left], group, names)
             if parsed is None:
@@ -86,8 +84,9 @@ class BlockParser:
                 parsed = self._parser.tolerant_rows(block, group)
             if parsed is not None and len(parsed.start_ns):
                 yield parsed
-        for fields in found:
-            yield _as_rows(fields, group, block.categories[pieces[fields.rows]], names)
+        if found:
+            rows = _together(found, len(pieces), group)
+            yield replace(rows, category=block.categories[pieces[rows.category]], categories=names)
 
     def _count_others(self, counts: list[int], categories: list[str], places: list[int]) -> None:
         reason = "event without category (metadata, marks, memory): not imported"
@@ -102,27 +101,39 @@ class BlockParser:
             self._problems.add(reason, count)
 
 
-def _as_rows(fields: Fields, group: str, category: _Ints, categories: list[str]) -> EventRows:
-    n = len(fields.rows)
-    none, all_null, no_null = np.zeros(n, np.int64), np.ones(n, bool), np.zeros(n, bool)
+def _together(found: list[Fields], n_pieces: int, group: str) -> EventRows:
+    """What was read of some pieces, in their order; the category is the index of the piece."""
+    is_read = np.zeros(n_pieces, bool)
+    for fields in found:
+        is_read[fields.rows] = True
+    place = np.cumsum(is_read) - 1
+    n = int(place[-1]) + 1
     wanted = ARGUMENTS[group]
-    names = [*(TASK if has_task(group) else ()), *(wanted.integers if wanted else ())]
-    integers = {
-        name: (fields.integers[name], no_null) if name in fields.integers else (none, all_null)
-        for name in names
-    }
-    triples = {}
-    for name in wanted.triples if wanted else ():
-        axes = [fields.integers.get(f"{name}.{axis}", none) for axis in range(3)]
-        values = np.stack(axes, axis=1)
-        is_odd: npt.NDArray[np.bool_] = (values < 0).any(axis=1)
-        triples[name] = (values, is_odd if f"{name}.0" in fields.integers else all_null)
-    flags = {
-        name: all_null if name in fields.flags else no_null
-        for name in (wanted.texts if wanted else ())
-    }
-    begin, length = (fields.integers[name] for name in TIMES)
-    texts = [text[:NAME_CHARACTERS] for text in fields.names]
-    return EventRows(
-        group, begin, length, fields.name, texts, category, categories, integers, triples, flags
-    )
+    integers = {name: _absent(n) for name in (TASK if has_task(group) else ())}
+    integers |= {name: _absent(n) for name in (wanted.integers if wanted else ())}
+    triples = {name: _absent(n, 3) for name in (wanted.triples if wanted else ())}
+    flags = {name: np.zeros(n, bool) for name in (wanted.texts if wanted else ())}
+    begin, length, code = (np.empty(n, np.int64) for _ in range(3))
+    names: list[str] = []
+    for fields in found:
+        at = place[fields.rows]
+        read = fields.integers
+        begin[at], length[at] = (read[name] for name in TIMES)
+        code[at] = fields.name + len(names)
+        names += (text[:NAME_CHARACTERS] for text in fields.names)
+        for name, (values, is_null) in integers.items():
+            if name in read:
+                values[at], is_null[at] = read[name], False
+        for name, (values, is_null) in triples.items():
+            if f"{name}.0" in read:
+                axes = np.stack([read[f"{name}.{axis}"] for axis in range(3)], axis=1)
+                values[at], is_null[at] = axes, (axes < 0).any(axis=1)
+        for name in fields.flags:
+            flags[name][at] = True
+    pieces = np.flatnonzero(is_read)
+    return EventRows(group, begin, length, code, names, pieces, (), integers, triples, flags)
+
+
+def _absent(n: int, *shape: int) -> tuple[_Ints, npt.NDArray[np.bool_]]:
+    """A column without any value."""
+    return np.zeros((n, *shape), np.int64), np.ones(n, bool)

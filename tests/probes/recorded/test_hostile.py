@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from probes.recorded import RecordingError
-from probes.recorded.json_events import split_exactly
+from probes.recorded.json_cuts import split_exactly
 from tests.probes.recorded.fuzz import FOUND, SOURCES, make_case, try_import
 from tests.probes.recorded.tables import read_all
 from tests.probes.recorded.traces import kernel, launch, write_trace
