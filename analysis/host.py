@@ -19,6 +19,8 @@ Ints = npt.NDArray[np.int64]
 #: A second counts as throttled when this share of its CFS periods was: fewer are single bursts
 #: that a process with a quota shows in health.
 THROTTLED_PERIODS = 0.2
+#: How much longer than it was throttled a thread may have waited for that: it then has to queue.
+SLACK = 1.25
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Throttling:
     """What CFS quotas did.
 
     Attributes:
-        spans: Disjoint intervals between samples in which the quota throttled often.
+        samples: Intervals between samples in which the quota throttled often, in order.
+        stolen: Time throttled in each of them, ns, summed over CPUs; NaN where not told.
         n_periods: Periods that elapsed in the recording.
         n_throttled: Periods of them that were throttled.
         throttled_ns: Time throttled, ns, summed over CPUs.
@@ -35,13 +38,36 @@ class Throttling:
         scope: The cgroup.
     """
 
-    spans: Ints
+    samples: Ints
+    stolen: npt.NDArray[np.float64]
     n_periods: int
     n_throttled: int
     throttled_ns: int
     quota_ns: int | None
     period_ns: int | None
     scope: str
+
+    @property
+    def spans(self) -> Ints:
+        """Disjoint intervals in which the quota throttled often."""
+        return intervals.union(self.samples)
+
+    def explained(self, waits: Ints) -> Ints:
+        """Return which of some disjoint waits for a CPU the quota explains: of those that begin
+        between two samples the longest, up to the time that was throttled between them. The rest
+        had to wait for another reason.
+        """
+        inside = intervals.intersect(waits, self.spans)
+        if len(inside) == 0:
+            return intervals.EMPTY
+        at = np.searchsorted(self.samples[:, 0], inside[:, 0], side="right") - 1
+        length = inside[:, 1] - inside[:, 0]
+        order = np.lexsort((-length, at))
+        before = np.cumsum(length[order]) - length[order]
+        first = np.searchsorted(at[order], at[order], side="left")
+        room = np.where(np.isnan(self.stolen), np.inf, SLACK * self.stolen)
+        is_explained = before - before[first] < room[at[order]]
+        return intervals.union(inside[order[is_explained]])
 
 
 def _samples(session: Session) -> pd.DataFrame | None:
@@ -85,7 +111,8 @@ def load_throttling(session: Session, cgroups: set[str]) -> Throttling | None:
         quota, period = group["cpu_quota_ns"].dropna(), group["cpu_period_ns"].dropna()
         found.append(
             Throttling(
-                intervals.union(intervals.make(time[:-1][is_hit], time[1:][is_hit])),
+                intervals.make(time[:-1][is_hit], time[1:][is_hit]),
+                stolen[is_hit],
                 int(np.nansum(periods)),
                 int(np.nansum(throttled)),
                 int(np.nansum(stolen)),

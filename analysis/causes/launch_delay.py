@@ -42,17 +42,15 @@ class Delay:
 
     @property
     def throttled(self) -> Ints:
-        """The part of it in seconds in which a quota throttled."""
+        """The part of it that a quota explains."""
         if self.throttling is None:
             return intervals.EMPTY
-        return intervals.intersect(self.harmful, self.throttling.spans)
+        return self.throttling.explained(self.harmful)
 
     @property
     def contended(self) -> Ints:
-        """The part of it in other seconds."""
-        if self.throttling is None:
-            return self.harmful
-        return intervals.subtract(self.harmful, self.throttling.spans)
+        """The rest of it."""
+        return intervals.subtract(self.harmful, self.throttled)
 
 
 def delays(facts: Facts) -> list[Delay]:
@@ -282,7 +280,8 @@ def _other_launch_causes(delay: Delay) -> list[Exclusion]:
         result.append(
             Exclusion(
                 CGROUP_THROTTLE,
-                f"{throttling.n_throttled} of {throttling.n_periods} quota periods were throttled",
+                f"{throttling.n_throttled} of {throttling.n_periods} quota periods were throttled, "
+                f"for {throttling.throttled_ns / 1e9:.2f} s in all; these waits come on top",
                 Evidence("n_throttled", throttling.n_throttled, "", throttling.n_periods, "host"),
             )
         )
@@ -390,7 +389,7 @@ def find_cgroup_throttle(facts: Facts) -> Finding:
         f"({100 * severity.share:.0f} % of the time with demand)."
     )
     finding.excluded.append(
-        Exclusion(CPU_DELAY, "the waits lie in seconds in which the quota throttled")
+        Exclusion(CPU_DELAY, "these waits are no longer than the quota throttled meanwhile")
     )
     return finding
 

@@ -117,7 +117,9 @@ def test_a_delay_of_another_process_is_no_evidence(tmp_path: Path) -> None:
     assert attribution.verdict.cause == "healthy"
 
 
-def throttled(service: Service, quota_ns: int | None) -> list[dict[str, object]]:
+def throttled(
+    service: Service, quota_ns: int | None, per_s_ns: int = 400 * MS
+) -> list[dict[str, object]]:
     return [
         {
             "time_ns": service.start + index * S,
@@ -126,7 +128,7 @@ def throttled(service: Service, quota_ns: int | None) -> list[dict[str, object]]
             "cpu_period_ns": 100 * MS,
             "n_cpu_periods": 10 * index,
             "n_cpu_throttled": 9 * index,
-            "cpu_throttled_ns": 400 * MS * index,
+            "cpu_throttled_ns": per_s_ns * index,
         }
         for index in range(int((service.now - service.start) // S) + 1)
     ]
@@ -146,6 +148,34 @@ def test_a_quota_is_told_from_contention(tmp_path: Path, seed: int) -> None:
     attribution = check(attribute(builder.write()))
     assert attribution.verdict.cause == "launch.cgroup_throttle"
     assert "launch.cpu_delay" not in causes(attribution)
+
+
+@pytest.mark.parametrize(
+    ("per_s_ms", "first", "share"),
+    [(300, "launch.cgroup_throttle", 0.375), (30, "launch.cpu_delay", 0)],
+)
+def test_a_quota_explains_no_more_than_it_throttled(
+    tmp_path: Path, per_s_ms: int, first: str, share: float
+) -> None:
+    """Long waits at the ends of periods, and short ones behind another task between them."""
+    service = Service(seed=3)
+    while service.now < service.start + 12 * S:
+        period_end = service.start + ((service.now - service.start) // (100 * MS) + 1) * 100 * MS
+        while service.now < period_end - 45 * MS:
+            service.decode_step()
+            service.preempt(7 * MS)
+        if service.now < period_end:
+            service.preempt(period_end - service.now)
+    builder = service.builder(tmp_path / "s")
+    builder.add("host_sample", throttled(service, 300 * MS, per_s_ms * MS))
+    attribution = check(attribute(builder.write()))
+    assert attribution.verdict.cause == first
+    answers = {item.cause: item for item in (*attribution.findings, *attribution.checked)}
+    assert answers["launch.cpu_delay"].status is Status.FOUND
+    quota = answers["launch.cgroup_throttle"]
+    assert quota.lost_share == pytest.approx(share, abs=0.08)
+    both = quota.lost_ns + answers["launch.cpu_delay"].lost_ns
+    assert both <= service.now - service.start
 
 
 def test_waits_on_an_idle_cpu_without_quota_are_undecided(tmp_path: Path) -> None:
