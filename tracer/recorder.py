@@ -24,6 +24,7 @@ from probes.clocks import Anchor, ClockAnchors, anchor_batch, change_batch
 from probes.probe import Batch, Detaching, Probe, make_batch
 from probes.targets import TargetChange, TargetTree
 from tracer.host_facts import host_facts
+from tracer.lean_heap import collect_garbage_seldom
 from tracer.session import SessionWriter
 from tracer.simulated.build import is_simulated_library
 from tracer.sources import SourceSlot
@@ -84,6 +85,7 @@ class Recorder:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._start_ns = 0
         self._stoppers: list[threading.Thread] = []
+        self._collect_as_before: Callable[[], None] = lambda: None
         self._due = {"anchor": 0, "manifest": 0, "flush": 0, "second": 0}
 
     def stop(self, reason: str) -> None:
@@ -103,6 +105,7 @@ class Recorder:
             slot.start()
             if not slot.is_running:
                 self._notice("source_lost", slot.probe.name, slot.note)
+        self._collect_as_before = collect_garbage_seldom()
         self._mark_start()
         self._due["anchor"] = self._start_ns + ANCHOR_NS
         self._update_manifest()
@@ -169,6 +172,7 @@ class Recorder:
             os.close(descriptor)
         self._roots = {}
         self._wake_write = -1
+        self._collect_as_before()
         return is_complete
 
     def wait_detached(self, timeout_s: float) -> bool:

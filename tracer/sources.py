@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from analysis.manifest import Source
@@ -30,21 +29,22 @@ class SourceSlot:
 
     def start(self) -> None:
         """Start the probe; where it cannot run its state becomes unavailable, with the reason."""
-        with _cpu_time_of(self):
-            try:
-                self.probe.start()
-                self.state = "ok"
-            except ProbeError as error:
-                self.state, self.note = "unavailable", str(error)
-            except Exception as error:  # noqa: BLE001 - a probe's bug must not end the recording
-                self.state, self.note = "unavailable", _bug(error)
+        begin_ns = time.thread_time_ns()
+        try:
+            self.probe.start()
+            self.state = "ok"
+        except ProbeError as error:
+            self.state, self.note = "unavailable", str(error)
+        except Exception as error:  # noqa: BLE001 - a probe's bug must not end the recording
+            self.state, self.note = "unavailable", _bug(error)
+        self.cpu_ns += time.thread_time_ns() - begin_ns
 
     def drain(self, now_ns: int) -> list[Batch]:
         """Return what became complete; a probe that fails is lost from here on."""
         # On a common beat, so that sources of one rate are drained at one waking.
         self.due_ns = now_ns - now_ns % self.probe.period_ns + self.probe.period_ns
         begin_ns = time.monotonic_ns()
-        batches = self._collect(lambda: self.probe.drain(now_ns))
+        batches = self._collect(self.probe.drain, now_ns)
         self.longest_drain_ns = max(self.longest_drain_ns, time.monotonic_ns() - begin_ns)
         return batches
 
@@ -52,17 +52,19 @@ class SourceSlot:
         """Stop the probe and return what was left; may be called from another thread."""
         return self._collect(self.probe.stop)
 
-    def _collect(self, call: Callable[[], Iterable[Batch]]) -> list[Batch]:
+    def _collect(self, call: Callable[..., Iterable[Batch]], *arguments: int) -> list[Batch]:
         batches: list[Batch] = []
-        with _cpu_time_of(self):
-            try:
-                # Rows that came before a failure are kept.
-                batches.extend(call())
-            except ProbeError as error:
-                self.state, self.note = "lost", str(error)
-            except Exception as error:  # noqa: BLE001 - a probe's bug must not end the recording
-                self.state, self.note = "lost", _bug(error)
-        self.n_rows += sum(batch.rows.num_rows for batch in batches)
+        begin_ns = time.thread_time_ns()
+        try:
+            # Rows that came before a failure are kept.
+            batches.extend(call(*arguments))
+        except ProbeError as error:
+            self.state, self.note = "lost", str(error)
+        except Exception as error:  # noqa: BLE001 - a probe's bug must not end the recording
+            self.state, self.note = "lost", _bug(error)
+        self.cpu_ns += time.thread_time_ns() - begin_ns
+        for batch in batches:
+            self.n_rows += batch.rows.num_rows
         return batches
 
     @property
@@ -116,16 +118,6 @@ class SourceSlot:
             note=self.note or report.note,
             details=details,
         )
-
-
-@contextmanager
-def _cpu_time_of(slot: SourceSlot) -> Iterator[None]:
-    """Add the CPU time of the body, on the calling thread, to a source."""
-    begin_ns = time.thread_time_ns()
-    try:
-        yield
-    finally:
-        slot.cpu_ns += time.thread_time_ns() - begin_ns
 
 
 def _bug(error: Exception) -> str:

@@ -33,3 +33,21 @@ def test_large_blocks_are_given_back_when_they_are_free():
     assert used_kb > 25_000
     assert left_kb < 5_000
     assert HEAPS >= 1
+
+
+COLLECTOR = """
+import gc
+from tracer.lean_heap import NEW_OBJECTS, collect_garbage_seldom
+before = gc.get_threshold()
+undo = collect_garbage_seldom()
+told = [gc.get_freeze_count() > 1000, gc.get_threshold() == (NEW_OBJECTS, *before[1:])]
+undo()
+print(*told, gc.get_freeze_count() == 0, gc.get_threshold() == before)
+"""
+
+
+def test_the_collector_leaves_libraries_alone_until_the_end_of_the_recording():
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTOR], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["True"] * 4
