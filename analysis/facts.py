@@ -251,11 +251,11 @@ class Facts:
 
     def regular_waits(self, pid: int) -> Ints:
         """Return when the launching thread of a process slept until another process woke it that
-        is not known as its worker, as ``(n, 2)`` ns; none where these waits differ much in length.
+        is not known as its child, as ``(n, 2)`` ns; none where these waits differ much in length.
         """
         waits = waits_of(self.launchers[pid])
-        by_other = (waits.waker_pid > 0) & (waits.waker_pid != pid)
-        spans: Ints = waits.spans[by_other & ~np.isin(waits.waker_pid, self.processes)]
+        known = [pid, *self.processes, *self.workers(pid)]
+        spans: Ints = waits.spans[(waits.waker_pid > 0) & ~np.isin(waits.waker_pid, known)]
         length = spans[:, 1] - spans[:, 0]
         spans = spans[2 * length > (quantiles.median(length) or 0)]
         length = spans[:, 1] - spans[:, 0]

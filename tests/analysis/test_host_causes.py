@@ -241,6 +241,23 @@ def test_a_loop_that_waits_for_its_workers_is_starved(tmp_path: Path) -> None:
     assert share == pytest.approx(90 / 120, abs=0.06)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_children_that_end_one_wait_each_are_no_workers(tmp_path: Path, seed: int) -> None:
+    """Compilers: the program waits for each of them once."""
+    service = Service(seed=seed, has_engine=False, name="python3")
+    targets = [Target(service.pid, name="python3")]
+    for index in range(10):
+        child = WORKER + index
+        targets.append(Target(child, parent_pid=service.pid, name="ptxas"))
+        length = service.shake(900 * MS)
+        woken = {"waker_pid": child, "waker_tid": child}
+        service.absent(service.now, service.now + length, "sleeping", 5_000, **woken)
+        service.now += length
+        service.decode_until(service.now + 400 * MS)
+    attribution = attribute(service.session(tmp_path / "session", targets=targets))
+    assert finding(attribution, "host.input_starvation").status is Status.NOT_FOUND
+
+
 def test_a_loop_whose_workers_keep_up_is_well(tmp_path: Path) -> None:
     attribution = training(tmp_path, 0)
     assert finding(attribution, "host.input_starvation").status is Status.NOT_FOUND
