@@ -27,10 +27,13 @@ class Reserve:
     def __init__(self, session: Path) -> None:
         self._path = session / FILE_NAME
         self._n_bytes = 0
+        self._lent_bytes = 0
 
     def hold(self, n_bytes: int) -> None:
         """Hold back room for a manifest of so many bytes and the last rows; never less again."""
-        wanted = n_bytes + n_bytes // 4 + self._rows_bytes()
+        self._take(n_bytes + n_bytes // 4 + self._rows_bytes())
+
+    def _take(self, wanted: int) -> None:
         if wanted <= self._n_bytes:
             return
         try:
@@ -41,7 +44,7 @@ class Reserve:
                 os.close(descriptor)
         except OSError:
             return  # what is held already stays
-        self._n_bytes = wanted
+        self._n_bytes, self._lent_bytes = wanted, 0
 
     def _rows_bytes(self) -> int:
         try:
@@ -55,7 +58,18 @@ class Reserve:
         """Give the room back."""
         with contextlib.suppress(OSError):
             self._path.unlink()
-        self._n_bytes = 0
+        self._n_bytes = self._lent_bytes = 0
+
+    def lend(self) -> None:
+        """Give the room back for what makes more of it; :meth:`take_back` comes after."""
+        lent = max(self._n_bytes, self._lent_bytes)
+        self.release()
+        self._lent_bytes = lent
+
+    def take_back(self) -> None:
+        """Hold what was lent, as soon as there is room for it."""
+        if self._lent_bytes:
+            self._take(self._lent_bytes)
 
     def settle(self) -> None:
         """Wait until the room that was given back can be had.

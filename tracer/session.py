@@ -115,7 +115,7 @@ class SessionWriter:
         self._is_busy = False
         # Owned by the writing thread.
         self._reserve = Reserve(path)
-        self._store = SegmentStore(path, self._facts, retention, self._reserve.release)
+        self._store = SegmentStore(path, self._facts, retention, self._reserve.lend)
         self._failed_ns: int | None = None
         self._losses: dict[tuple[str, str], Loss] = {}
         self._notices: list[tuple[int, str, str]] = []
@@ -323,6 +323,7 @@ class SessionWriter:
             if self._retention is not None:
                 self._retention.pin(*pin)
         self._store.retain(self._clock(), is_busy=bool(self._jobs))
+        self._reserve.take_back()
 
     def _write(self, job: _Job) -> None:
         """Write one segment, or count its rows as lost."""

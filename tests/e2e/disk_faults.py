@@ -36,13 +36,14 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def disk_full(folder: Path, n_runs: int, seed: int) -> Outcome:
-    """The disk fills up, and stays full."""
+    """The disk fills up, and stays full; in every other run old detail is dropped meanwhile."""
 
     def one(index: int) -> Outcome:
         outcome = Outcome("disk full")
         with small_disk(folder, f"{300 + 40 * index}k") as disk:
-            recording = Recording(disk / "s", "--calls-per-s", 20_000)
-            time.sleep(5)
+            keep = ["--keep-s", 6] if index % 2 else []
+            recording = Recording(disk / "s", "--calls-per-s", 20_000, *keep)
+            time.sleep(5 + len(keep) * 3)
             filler = disk / "filler"
             with contextlib.suppress(OSError):
                 filler.write_bytes(b"x" * (os.statvfs(disk).f_bavail * 4096))
