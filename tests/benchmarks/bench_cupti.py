@@ -6,6 +6,9 @@ are medians over alternating rounds of the process's CPU time per launch, the he
 included. The simulated libcupti plays NVIDIA's, so its part of the cost is not NVIDIA's: on a GPU
 run ``pytest tests/gpu``.
 
+A range of NVTX is timed alike, at 200,000 a second: bare, with the variable set and nobody
+recording, and recorded.
+
 Then a producer hands the collector one million records a second: while the reader drains its ring,
 while it makes rows of the records too, each also three times as long, and while nobody reads. Peak
 memory of both sides shows whether it is bounded. At last the reader alone turns records into rows.
@@ -17,6 +20,7 @@ import os
 import resource
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -31,7 +35,7 @@ from probes.cupti.probe import CuptiOptions, CuptiProbe
 from probes.cupti.rendezvous import Rendezvous
 from probes.cupti.ring import RingFile
 from probes.targets import TargetTree
-from tests.probes.cupti.producing import build_producer, figures
+from tests.probes.cupti.producing import build_producer, build_ranges, figures
 from tracer.simulated.device import SimulatedDevice
 
 ROUNDS = 5
@@ -98,6 +102,57 @@ def launches() -> None:
         added = statistics.median(found[mode]) - bare
         print(f"cupti_added_per_launch_{mode} {added:.0f} ns - -")
     print(f"cupti_helper_per_launch {statistics.median(HELPER_NS['on']):.0f} ns - -", flush=True)
+
+
+RANGES = """
+import ctypes, sys, time
+nvtx = ctypes.CDLL(sys.argv[1])
+if sys.argv[2] == "cuda":
+    assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+    time.sleep(0.5)
+spent, n = 0, 1000
+for _ in range(300):
+    begin = time.thread_time_ns()
+    nvtx.many(b"forward", n)
+    spent += time.thread_time_ns() - begin
+    time.sleep(0.005)
+print(f"pair_ns={spent / 300 / n:.1f}")
+"""
+
+
+def ranges() -> None:
+    """Print the CPU time of a range in its thread: without us, with nobody recording, recorded."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        folder = Path(name)
+        library = build_ranges(folder)
+        bare = 0.0
+        with SimulatedDevice(folder / "machine") as device:
+            for mode in ("bare", "off", "on"):
+                meeting = Rendezvous.create(folder / mode)
+                environment = {**os.environ, **device.env()}
+                environment |= {} if mode == "bare" else meeting.environment()
+                meeting.close(remove=False)
+                tree = TargetTree([])
+                probe = CuptiProbe(tree, CuptiOptions(folder / mode))
+                if mode == "on":
+                    probe.start()
+                process = subprocess.Popen(
+                    [sys.executable, "-c", RANGES, str(library), "cuda" if mode == "on" else ""],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                tree.add_root(process.pid)
+                while process.poll() is None:
+                    for _ in probe.drain(time.monotonic_ns()):
+                        pass
+                    time.sleep(0.05)
+                value = figures(process.communicate()[0])["pair_ns"]
+                bare = bare or value
+                ratio = value / bare
+                print(f"cupti_range_{mode} {value:.0f} ns {bare:.0f} {ratio:.2f}", flush=True)
+                for _ in probe.stop():
+                    pass
 
 
 def million_a_second(
@@ -201,6 +256,7 @@ def main() -> None:
     """Run all; a thread of the reader is not needed, so that its CPU time is its own."""
     assert threading.active_count() == 1
     launches()
+    ranges()
     million_a_second("", N_RECORDS, drained)
     million_a_second("_3x", 3 * N_RECORDS, drained)
     million_a_second("_rows", N_RECORDS, converted(), is_paired=True)

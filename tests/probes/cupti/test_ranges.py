@@ -17,26 +17,17 @@ from analysis.finding import Status
 from probes.cupti import ring
 from probes.cupti.named_ranges import UNNAMED, range_rows
 from tests.probes.cupti.conftest import Collection
+from tests.probes.cupti.producing import build_ranges, nvtx_headers
 from tests.probes.cupti.programs import with_ranges
 from tests.probes.cupti.test_layouts import check
-from tests.real_libraries import unpacked
 from tests.tracer.simulated.conftest import Machine
 
 HERE = Path(__file__).parent
 
 
-def nvtx_headers() -> Path:
-    """Folder with NVIDIA's header of NVTX."""
-    found = sorted(unpacked("nvidia-nvtx-cu12", (".h",)).rglob("nvToolsExt.h"))
-    return found[0].parents[1]
-
-
 @pytest.fixture
 def library(tmp_path: Path) -> str:
-    target = tmp_path / "libranges.so"
-    command = ["cc", "-std=gnu11", "-O1", "-fPIC", "-shared", f"-I{nvtx_headers()}"]
-    subprocess.run([*command, str(HERE / "ranges.c"), "-o", str(target), "-ldl"], check=True)
-    return str(target)
+    return str(build_ranges(tmp_path))
 
 
 def named(collection: Collection) -> list[tuple[str, str]]:
