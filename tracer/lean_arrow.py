@@ -1,5 +1,5 @@
-"""Arrow without pandas (a third of a second and 40 MB that most commands never use), and without
-memory kept for later.
+"""Arrow without pandas (a third of a second and 40 MB that most commands never use), without the
+file systems of clouds, and without memory kept for later.
 
 pyarrow imports pandas, where it is installed, the first time that any array is made, only to ask
 whether it was given one of its objects. Commands give it none. What does use pandas, such as a
@@ -14,21 +14,26 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+#: What pyarrow asks for and does without where it is not there.
+_UNUSED = frozenset(
+    {"pandas", "pyarrow._azurefs", "pyarrow._gcsfs", "pyarrow._hdfs", "pyarrow._s3fs"}
+)
 
-class _NoPandas(MetaPathFinder):
-    """Says that there is no pandas."""
+
+class _NoUnused(MetaPathFinder):
+    """Says that there is no such module."""
 
     def find_spec(
         self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Refuse pandas, and leave everything else to the other finders."""
-        if name == "pandas":
-            raise ModuleNotFoundError("No module named 'pandas'", name=name)
+        """Refuse what is not used, and leave everything else to the other finders."""
+        if name in _UNUSED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
 
 
 def make_arrow_lean() -> None:
-    """Let pyarrow ask its question now, with the answer no; without effect once pandas is loaded.
+    """Let pyarrow ask its questions now, with the answer no; without effect once pandas is loaded.
 
     Call it before the first array of the process is made.
     """
@@ -36,9 +41,11 @@ def make_arrow_lean() -> None:
         return
     import pyarrow as pa
 
-    finder = _NoPandas()
+    finder = _NoUnused()
     sys.meta_path.insert(0, finder)
     try:
+        import pyarrow.fs
+
         pa.array([0])
     finally:
         sys.meta_path.remove(finder)

@@ -16,7 +16,7 @@ from analysis import open_session
 from tests.benchmarks.bench_budget import Caller
 
 LAUNCHES_PER_S = 50_000
-LENGTH_S = 30
+LENGTH_S = 60
 
 
 def main() -> None:

@@ -2,7 +2,9 @@
 
 The target has 100 mapped libraries besides CUDA's and 200 threads, and calls without rest. The
 time is from before the command is started to the begin of the first call in the session, on one
-clock. Baseline is the goal, one second. ``start_small`` is the same for a target with neither.
+clock. Baseline is the goal, one second. ``start_small`` is the same for a target with neither. Those
+with ``_first`` are the first recording since the boot, which runs the compiler; the others load what
+it left.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from analysis import open_session
+from probes import program_store
 from tests.probes.traced import build_library, build_program, started
 
 ROUNDS = 5
@@ -60,12 +63,18 @@ def main() -> None:
             env = {"FOLDER": name, "LIBRARIES": str(libraries), "THREADS": str(threads)}
             with started(program, **env) as target:
                 target.run()
-                times = [
-                    first_call_ms(target.pid, folder / f"{figure}-{index}.tracer")
-                    for index in range(ROUNDS)
-                ]
-            median = statistics.median(times)
-            print(f"{figure} {median:.0f} ms {GOAL_MS:.0f} {median / GOAL_MS:.2f}", flush=True)
+                for name_of_case, is_first in ((figure, False), (f"{figure}_first", True)):
+                    times = []
+                    for index in range(ROUNDS + 1):
+                        if is_first:
+                            program_store.forget()
+                        session = folder / f"{name_of_case}-{index}.tracer"
+                        times.append(first_call_ms(target.pid, session))
+                    median = statistics.median(times[1:])  # the first one filled caches
+                    print(
+                        f"{name_of_case} {median:.0f} ms {GOAL_MS:.0f} {median / GOAL_MS:.2f}",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,15 @@ print(rows.to_pandas()["value"].isna().sum(), pa.array(pandas.Series([7])).to_py
 """
 
 
+_CLOUDS = """
+import sys
+from tracer.lean_arrow import make_arrow_lean
+make_arrow_lean()
+import pyarrow.parquet, pyarrow.fs
+print("pyarrow._s3fs" in sys.modules, pyarrow.fs.LocalFileSystem().type_name)
+"""
+
+
 def run(code: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
@@ -43,3 +52,7 @@ def test_importing_and_analyzing_a_trace_loads_no_pandas(tmp_path: Path) -> None
 
 def test_what_needs_pandas_still_finds_it() -> None:
     assert run(_FRAME) == "1 [7]"
+
+
+def test_the_file_systems_of_clouds_are_not_loaded() -> None:
+    assert run(_CLOUDS) == "False local"
