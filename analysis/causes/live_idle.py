@@ -31,6 +31,9 @@ RHYTHM = 5
 N_SYNCS = 20
 #: Share of the idle time that the waits must explain: else the host is the limit even without them.
 EXPLAINED = 0.6
+#: Utilisation in % that leaves a device no idle time, and from which a process uses it at all.
+FULL_PCT = 95.0
+USED_PCT = 5.0
 #: CPUs that the workers of a saturated pipeline keep busy at least.
 WORKER_BUSY = 0.5
 
@@ -189,6 +192,16 @@ def _stall(facts: Facts, launcher: Launcher, device: int | None) -> Finding | No
         )
         finding.excluded.append(Exclusion(SYNC, why))
         return finding
+    filled = _filled_by_others(facts, device)
+    if filled is not None:
+        finding.excluded.append(
+            Exclusion(
+                SYNC,
+                f"other processes had the device in these gaps: it was {filled[0]:.0f} % utilised",
+                Evidence("utilisation", round(filled[0], 1), "%", filled[1], "gpu_sample"),
+            )
+        )
+        return finding
     touched = np.flatnonzero(explained)
     finding.lost_ns, finding.lost_share = lost, share
     finding.start_ns, finding.end_ns = int(gaps[touched[0], 0]), int(gaps[touched[-1], 1])
@@ -210,3 +223,16 @@ def _stall(facts: Facts, launcher: Launcher, device: int | None) -> Finding | No
         f"have been ahead for {100 * share:.0f} % of the time."
     )
     return finding
+
+
+def _filled_by_others(facts: Facts, device: int | None) -> tuple[float, int] | None:
+    """Mean utilisation in % and its samples, where other processes used the device so that it had
+    no time left: what one process leaves idle is then not lost. None else.
+    """
+    gpu, samples = facts.gpu, facts.utilisation(device)
+    used = None if samples is None else samples.mean(facts.demand)
+    if gpu is None or used is None or used[0] < FULL_PCT:
+        return None
+    contexts = gpu.contexts(device)
+    others = contexts[~contexts["pid"].isin(facts.processes)]
+    return used if (others["sm_util_pct"] >= USED_PCT).any() else None

@@ -275,6 +275,42 @@ def test_a_sync_after_every_other_launch_stalls(tmp_path: Path) -> None:
     assert attribution.verdict.cause == "host.sync_stall"
 
 
+@pytest.mark.parametrize(
+    ("pid", "util", "status"),
+    [
+        (7_000, 99.0, Status.NOT_FOUND),
+        (7_000, 80.0, Status.FOUND),
+        (4_000, 99.0, Status.FOUND),
+    ],
+    ids=["a neighbour fills the gaps", "a neighbour leaves them", "nobody else is there"],
+)
+def test_gaps_that_another_process_fills_are_no_stall(
+    tmp_path: Path, pid: int, util: float, status: Status
+) -> None:
+    service = Service(seed=4, has_engine=False, has_nvml=False, name="python3")
+    train(service, 0, WORKER, syncs=30)
+    builder = service.builder(tmp_path / "session")
+    builder.add("gpu_sample", gpu_rows(service.start, 15, util_pct=util))
+    builder.add(
+        "gpu_process",
+        [
+            {
+                "time_ns": service.start + index * S,
+                "device": 0,
+                "pid": one,
+                "type": "C",
+                "sm_util_pct": 45.0,
+                "name": "x",
+                "is_target": one == service.pid,
+            }
+            for index in range(1, 15)
+            for one in {service.pid, pid}
+        ],
+    )
+    attribution = attribute(builder.write())
+    assert finding(attribution, "host.sync_stall").status is status
+
+
 def test_a_service_needs_the_tokens_of_each_step(tmp_path: Path) -> None:
     service = Service(seed=4, host=3 * MS, decode=9 * MS)
     service.decode_until(service.start + 10 * S)
