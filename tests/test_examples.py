@@ -72,4 +72,6 @@ def test_the_container(tmp_path):
     assert {"--privileged", "--pid=host", "/data:/sessions"} <= set(words[:at])
     options = parsed(words[at + 1 :])
     assert options["follow"] == "vllm" and options["metrics_port"] == 9465
+    assert str(options["config"]) == "/etc/tracer/vllm.conf"
+    assert "/etc/tracer:/etc/tracer:ro" in words[:at]
     assert str(options["output"]).startswith("/sessions/vllm-")

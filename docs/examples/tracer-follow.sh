@@ -1,5 +1,7 @@
 #!/bin/sh
-# Records the service of a name for good, from a privileged container (image: docs/containers.md).
+# Records the service of a name for good, from a privileged container (image: docs/containers.md),
+# with the options of /etc/tracer/NAME.conf (example: tracer.conf beside this file). Read them again,
+# in the same session and without losing a row: docker kill --signal=HUP tracer-NAME
 # Usage: tracer-follow.sh NAME [DIRECTORY]
 set -eu
 name=$1
@@ -10,7 +12,7 @@ exec docker run -d --name "tracer-$name" --restart on-failure \
   -v /sys/kernel/debug:/sys/kernel/debug \
   -v /sys/fs/cgroup:/sys/fs/cgroup:ro \
   -v /run/tracer:/run/tracer \
+  -v /etc/tracer:/etc/tracer:ro \
   -v "$directory":/sessions \
   tracer record --follow "$name" -o "/sessions/$name-$(date +%Y%m%d-%H%M%S).tracer" \
-  --keep 15m --max-size 2G --min-free 2G \
-  --trigger 'no progress for 10s' --trigger xid --metrics-port 9465
+  --config "/etc/tracer/$name.conf" --metrics-port 9465
