@@ -28,6 +28,10 @@ def _without_dcgm(name: str, rows: pa.Table) -> pa.Table | None:
     return rows.filter(pc.invert(pc.is_in(rows["source"], pa.array(["dcgm", "gpm"]))))
 
 
+def _without_device_times(name: str, rows: pa.Table) -> pa.Table | None:
+    return None if name == "gpu_activity" else rows
+
+
 def _without_engine(name: str, rows: pa.Table) -> pa.Table | None:
     return None if name in ("engine_sample", "request") else rows
 
@@ -51,6 +55,7 @@ ABLATIONS: dict[str, Callable[[str, pa.Table], pa.Table | None]] = {
     "without engine metrics": _without_engine,
     "without GPU samples": _without_gpu,
     "without DCGM": _without_dcgm,
+    "without device times": _without_device_times,
 }
 
 

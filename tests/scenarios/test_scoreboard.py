@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.analysis.builder import SessionBuilder
 from tests.scenarios import report, sources
 from tests.scenarios.ablation import ABLATIONS, without
 from tests.scenarios.build import build
@@ -21,6 +22,7 @@ from tests.scenarios.sources import Sample
 
 #: The short form takes half a minute of CPU time: long on a machine that others keep busy.
 pytestmark = pytest.mark.timeout(900)
+DEVICE_TIMES = "without device times"
 REFRESH = "renew it with: python -m tests.scenarios.scoreboard --short --docs"
 
 
@@ -139,7 +141,7 @@ def test_page_is_renewed_where_it_lists(short: list[Result]) -> None:
     assert renewed.endswith("* a note\n")
 
 
-@pytest.mark.parametrize("ablation", ABLATIONS)
+@pytest.mark.parametrize("ablation", [name for name in ABLATIONS if name != DEVICE_TIMES])
 def test_ablation_takes_one_source_away(ablation: str, tmp_path: Path) -> None:
     case = next(case for case in all_cases() if case.name == "bandwidth_small_batch")
     session = build(case, 1, tmp_path / "case")
@@ -160,10 +162,27 @@ def test_ablation_takes_one_source_away(ablation: str, tmp_path: Path) -> None:
     assert next(results_of(sample, tmp_path, is_ablated=False)).said
 
 
+def test_device_times_can_be_taken_from_what_has_them(tmp_path: Path) -> None:
+    activity = {
+        "start_ns": 0,
+        "duration_ns": 5,
+        "device": 0,
+        "pid": 1,
+        "kind": "kernel",
+        "name": "k",
+    }
+    session = SessionBuilder(tmp_path / "s", start_ns=0, end_ns=10).add("gpu_activity", [activity])
+    poorer = without(session.write(), DEVICE_TIMES, tmp_path / "poorer")
+    assert poorer is not None
+    assert not poorer.has("gpu_activity")
+
+
 def test_a_session_without_the_source_has_no_ablation(tmp_path: Path) -> None:
     case = next(case for case in all_cases() if case.name == "i05_prefill_priority")
     session = build(case, 1, tmp_path / "case")
-    assert without(session, "without eBPF", tmp_path / "poorer") is None
+    for ablation in ("without eBPF", DEVICE_TIMES):
+        path = tmp_path / ablation.replace(" ", "-")
+        assert without(session, ablation, path) is None
 
 
 def test_healthy_hours_are_of_calm_cases_and_fresh_draws(
