@@ -2,9 +2,9 @@
 
 The target has 100 mapped libraries besides CUDA's and 200 threads, and calls without rest. The
 time is from before the command is started to the begin of the first call in the session, on one
-clock. Baseline is the goal, one second. ``start_small`` is the same for a target with neither. Those
-with ``_first`` are the first recording since the boot, which runs the compiler; the others load what
-it left.
+clock. Baseline is the goal, one second. ``start_small`` is the same for a target with neither.
+Those with ``_first`` are the first recording since the boot, which runs the compiler; the others
+load what it left.
 """
 
 from __future__ import annotations
