@@ -13,6 +13,7 @@ from analysis.causes.engine_load import load_windows
 from analysis.engine import gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence
+from analysis.first_tokens import late_first_tokens
 from analysis.gpu import Samples
 from analysis.threads import Launcher
 from analysis.waits import waits_of
@@ -31,8 +32,6 @@ STALL_NS = 3_000_000_000
 BLIND_IDLE_SHARE = 0.2
 BLIND_TOKEN_SPREAD = 1.7
 BLIND_FIRST_SPREAD = 5.0
-#: Samples that a 99th percentile needs to be more than a few of the largest.
-N_P99 = 300
 #: The load counts as the largest from this share of the most running requests on.
 MOST_LOAD = 0.75
 #: How much the time between tokens may rise for ten seconds over its median.
@@ -254,24 +253,17 @@ def _spread(engine: words.EngineSeries) -> list[Sign]:
                 1 - 1 / ratio,
             )
         )
-    tail = _first_tail(engine)
-    return signs if tail is None else [*signs, tail]
-
-
-def _first_tail(engine: words.EngineSeries) -> Sign | None:
-    """One in a hundred first tokens that takes many times what nine in ten do not exceed."""
-    whole = np.array([engine.time[0], engine.time[-1]], dtype=np.int64)
-    told = engine.buckets(words.TTFT, whole)
-    if told is None:
-        return None
-    high, top = float(told.quantile(0.9, N_P99)[0]), float(told.quantile(0.99, N_P99)[0])
-    if not high > 0 or not top >= BLIND_FIRST_SPREAD * high:
-        return None
-    return Sign(
-        f"one first token in a hundred took {top:.1f} s or more, nine in ten at most {high:.2f} s",
-        Evidence("first_token_p99", round(top, 2), "s", round(told.counts.sum()), "engine_sample"),
-        0.01,
-    )
+    tail = late_first_tokens(engine)
+    if tail is not None:
+        signs.append(
+            Sign(
+                f"one first token in a hundred took {tail.p99:.1f} s or more, nine in ten at most "
+                f"{tail.p90:.2f} s",
+                Evidence("first_token_p99", round(tail.p99, 2), "s", tail.n, "engine_sample"),
+                0.01,
+            )
+        )
+    return signs
 
 
 def _gaps(engine: words.EngineSeries) -> npt.NDArray[np.float64]:

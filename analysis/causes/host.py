@@ -1,8 +1,9 @@
-"""Causes on the host that are named but not yet found by an analyzer."""
+"""Where the launching thread runs."""
 
 from __future__ import annotations
 
-from analysis.causes.declaration import Cause
+from analysis.causes.declaration import Cause, Needs
+from analysis.causes.unbound import find_placement
 
 CAUSES = (
     Cause(
@@ -13,5 +14,7 @@ CAUSES = (
         "CPU contention.",
         "Record process samples: tracer record --pid PID.",
         "Widen or correct the affinity of the launching process.",
+        Needs(("process_sample", "engine_sample")),
+        find_placement,
     ),
 )

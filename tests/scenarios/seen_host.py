@@ -50,6 +50,8 @@ PROCESS_LEVEL: dict[str, Any] = {
     "n_cpus_allowed": 32,
     "cpus_allowed": "0-31",
 }
+#: Columns that are as they are, without noise.
+_EXACT = ("n_cpus", "n_cpus_allowed", "cpu_quota_ns", "cpu_period_ns")
 _CUMULATIVE = (
     *(name for name in HOST_LEVEL if name.endswith("_ns")),
     *("n_swap_in_pages", "n_swap_out_pages", "n_major_faults", "n_minor_faults"),
@@ -71,7 +73,7 @@ def _series(
     for (time, share, _phase), part in zip(scene.times(), parts, strict=True):
         row: Row = {"time_ns": time}
         for name, spec in {**level, **part}.items():
-            value = scene.value(spec, share, name in ("n_cpus", "cpu_quota_ns", "cpu_period_ns"))
+            value = scene.value(spec, share, name in _EXACT)
             if name in _CUMULATIVE:
                 totals[name] += value * scene.period_ns / S
                 value = totals[name] * (S if name.endswith("_ns") else 1)
