@@ -168,6 +168,7 @@ int collect_begin(struct ring_header *ring, const struct control *control) {
         return fail(ring, SITE_ENABLE, rc);
     }
     atomic_store(&ring->on_ns, monotonic_ns());
+    ranges_drain(NULL); /* what came after the end of the last window */
     ranges_switch(1);
     return 0;
 }

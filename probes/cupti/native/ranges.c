@@ -52,6 +52,7 @@ static struct area {
 } *area;
 static _Atomic(struct area *) published;
 static _Atomic int is_on;
+static _Atomic uint64_t on_since; /* when collection began: what began before is not taken */
 static _Atomic uint64_t queue_tail, lost, next_id = 2;
 static _Atomic uint32_t texts_used;
 static uint64_t queue_head; /* of the helper thread */
@@ -132,6 +133,7 @@ static void lose(void) { atomic_fetch_add_explicit(&lost, 1, memory_order_relaxe
 
 static void put(uint64_t start_ns, uint32_t thread, const char *text) {
     uint64_t at = atomic_load_explicit(&queue_tail, memory_order_relaxed);
+    if (start_ns < atomic_load_explicit(&on_since, memory_order_relaxed)) return;
     for (;;) {
         struct ended *e = &area->queue[at % QUEUE];
         uint64_t turn = atomic_load_explicit(&e->turn, memory_order_acquire) + at % QUEUE;
@@ -319,7 +321,10 @@ __attribute__((visibility("default"))) int InitializeInjectionNvtx2(nvtx_tables 
 }
 
 /* From any thread, also in a forked child. */
-void ranges_switch(int on) { atomic_store(&is_on, on); }
+void ranges_switch(int on) {
+    if (on) atomic_store(&on_since, monotonic_ns());
+    atomic_store(&is_on, on);
+}
 
 static void push_text(struct ring_header *ring, const struct ended *e) {
     struct range_record out[2] = {
@@ -331,16 +336,18 @@ static void push_text(struct ring_header *ring, const struct ended *e) {
     ring_push(ring, (const struct record *)out, n > RANGE_HEAD ? 2 : 1);
 }
 
-/* Hands over what has ended; by the helper thread. */
+/* Hands over what has ended, or forgets it without a ring; by the helper thread. */
 void ranges_drain(struct ring_header *ring) {
     struct area *a = atomic_load(&published);
+    uint64_t n_lost;
     for (int i = 0; a != NULL && i < QUEUE; i++) {
         struct ended *e = &a->queue[queue_head % QUEUE];
         uint64_t place = queue_head % QUEUE;
         if (atomic_load_explicit(&e->turn, memory_order_acquire) + place != queue_head + 1) break;
-        push_text(ring, e);
+        if (ring != NULL) push_text(ring, e);
         atomic_store_explicit(&e->turn, queue_head + QUEUE - place, memory_order_release);
         queue_head++;
     }
-    atomic_fetch_add(&ring->lost_ranges, atomic_exchange(&lost, 0));
+    n_lost = atomic_exchange(&lost, 0);
+    if (ring != NULL) atomic_fetch_add(&ring->lost_ranges, n_lost);
 }

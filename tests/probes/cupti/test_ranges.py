@@ -183,6 +183,28 @@ def test_outside_of_collection_a_range_leaves_nothing(
     assert [path.name for path in collection.directory.iterdir()] == ["control"]
 
 
+def test_in_windows_the_ranges_that_began_in_one_are_taken(
+    machine: Machine, tmp_path: Path, library: str
+) -> None:
+    collection = Collection(machine, tmp_path, window_ns=300_000_000, every_ns=900_000_000)
+    collection.python(
+        with_ranges(library)
+        + """
+nvtx.push(b"all the time")
+until = time.monotonic() + 2.2
+while time.monotonic() < until:
+    nvtx.push(b"step"); launch(); time.sleep(0.002); nvtx.pop()
+nvtx.pop()
+"""
+    )
+    assert collection.status == 0, collection.out
+    steps = [row for row in collection.rows("annotation") if row["name"] == "step"]
+    start = np.sort([row["start_ns"] for row in steps])
+    assert (np.diff(start) > 200_000_000).sum() == 2, "three windows"
+    assert max(row["duration_ns"] for row in steps) < 300_000_000
+    assert ("user", "all the time") not in named(collection)
+
+
 def test_ranges_say_nothing_of_what_the_device_did(collection: Collection, library: str) -> None:
     collection.python(
         with_ranges(library)
