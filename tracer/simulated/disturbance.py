@@ -32,12 +32,12 @@ class Disturbance:
         """Whether the run does not count.
 
         Args:
-            has_cpu_contention: Waits for the CPU were staged: only what others took excuses.
+            has_cpu_contention: Waits for the CPU were staged: they excuse only where others worked
+                on that CPU too.
         """
+        is_excused = (self.waiting_share or 0.0) > MAX_WAITING_SHARE
         if has_cpu_contention:
-            is_excused = (self.foreign_share or 0.0) > MAX_FOREIGN_SHARE
-        else:
-            is_excused = (self.waiting_share or 0.0) > MAX_WAITING_SHARE
+            is_excused = is_excused and (self.foreign_share or 0.0) > MAX_FOREIGN_SHARE
         return is_excused or (self.stolen_share or 0.0) > MAX_STOLEN_SHARE
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,11 +82,15 @@ def test_what_others_do_on_the_launchers_cpu_disturbs_staged_contention(
 ):
     process(tmp_path, 7, 7, "1", 0)
     process(tmp_path, pid, session, cpus, 0)
+    (tmp_path / "proc" / "7" / "schedstat").write_text("0 0 5")
     (tmp_path / "proc" / "stat").write_text("cpu1 100 0 50 4 5 6 7 0 0 0\n")
     meter = DisturbanceMeter(7, 1, sessions=[7], root=tmp_path)
+    (tmp_path / "proc" / "7" / "schedstat").write_text("0 1000000000 5")
     process(tmp_path, 7, 7, "1", 300)
     process(tmp_path, pid, session, cpus, 200)
     (tmp_path / "proc" / "stat").write_text("cpu1 500 0 150 4 5 6 7 0 0 0\n")
     measured = meter.read(elapsed_s=10.0)
     assert measured.foreign_share == pytest.approx(0.2 if is_foreign else 0.0)
     assert measured.excuses(has_cpu_contention=True) is is_foreign
+    unhurt = replace(measured, waiting_share=0.01)
+    assert not unhurt.excuses(has_cpu_contention=True)
