@@ -206,7 +206,7 @@ class Recorder:
     def _step(self, now_ns: int) -> None:
         """Do everything that is due."""
         for slot in self._slots:
-            if slot.is_running and slot.due_ns <= now_ns:
+            if slot.due_ns <= now_ns and slot.is_running:
                 self._drain(slot)
         if self._is_due("flush", FLUSH_NS, now_ns):
             self._writer.flush()
@@ -235,11 +235,13 @@ class Recorder:
 
     def _next_due(self) -> int:
         """When something is to be done next, CLOCK_MONOTONIC in ns."""
-        times = [slot.due_ns for slot in self._slots if slot.is_running]
-        times.extend(self._due.values())
+        next_ns = min(self._due.values())
+        for slot in self._slots:
+            if slot.due_ns < next_ns and slot.is_running:
+                next_ns = slot.due_ns
         if self._duration_ns is not None:
-            times.append(self._start_ns + self._duration_ns)
-        return min(times)
+            next_ns = min(next_ns, self._start_ns + self._duration_ns)
+        return next_ns
 
     def _append(self, batches: Sequence[Batch]) -> None:
         now_ns = time.monotonic_ns()

@@ -38,7 +38,12 @@ def clean(column: str, value: Any) -> Any:
 
 def sample_batch(rows: Sequence[Mapping[str, Any]], table: Table = GPU_SAMPLE) -> Batch:
     """Return a batch of ``gpu_sample``, or of the table of instances, from rows of its columns."""
-    columns = {name: [clean(name, row.get(name)) for row in rows] for name in table.column_names}
+    told = {name for row in rows for name in row}
+    columns = {
+        name: [clean(name, row.get(name)) for row in rows]
+        for name in table.column_names
+        if name in told
+    }
     return make_batch(table, columns)
 
 
