@@ -17,6 +17,8 @@ Bools = npt.NDArray[np.bool_]
 
 #: Rows that are looked at together.
 BLOCK = 1 << 18
+#: Types of codes.
+_SIZES = (np.int8, np.int16, np.int32)
 
 
 def positions(mask: Bools) -> npt.NDArray[np.int32]:
@@ -64,7 +66,12 @@ class Vocabulary:
             array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
         local = array.dictionary.to_pylist()
         own = [*(self.code(value) for value in local), -1]
-        table = np.array(own, dtype=np.int16 if len(self.values) < 1 << 15 else np.int32)
+        # One more than the largest code must fit too.
+        limits = (np.iinfo(size).max for size in _SIZES)
+        size = next(
+            size for size, most in zip(_SIZES, limits, strict=True) if len(self.values) <= most
+        )
+        table = np.array(own, dtype=size)
         result: npt.NDArray[Any] = table[filled(array.indices, len(local))]
         return result
 

@@ -133,7 +133,8 @@ class EngineSeries:
     def __init__(self, frame: pd.DataFrame) -> None:
         self._frame = frame
         self.time: Ints = np.unique(frame["time_ns"].to_numpy(dtype=np.int64))
-        self._known = set(zip(frame["metric"], frame["kind"], strict=True))
+        known = frame[["metric", "kind"]].drop_duplicates()
+        self._known = set(zip(known["metric"], known["kind"], strict=True))
         self._series: dict[tuple[str, str], Series] = {}
 
     def has(self, metric: str, kind: str | None = None) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: Rows of a segment that are held at a time.
 _PART_ROWS = 1 << 20
+#: Segments from which it is worth a thread to read the next part while one is in use.
+_MANY_SEGMENTS = 4
 #: Times a table is listed again because the recorder compacted segments while it was read.
 _ATTEMPTS = 5
 #: A session that claims to be longer (a year) is damaged, and its windows would fill the memory.
@@ -239,13 +242,16 @@ class Session:
             if start_over is not None:
                 start_over()
             try:
-                return [
-                    convert(part)
-                    for path in self.segments(name)
+                segments = self.segments(name)
+                parts = (
+                    part
+                    for path in segments
                     for part in self._parts(
                         path, columns, start_ns, end_ns, keep_dictionaries=keep_dictionaries
                     )
-                ]
+                )
+                is_many = len(segments) >= _MANY_SEGMENTS
+                return [convert(part) for part in (_ahead(parts) if is_many else parts)]
             except FileNotFoundError:
                 del self._segments[name]
         raise TimelineError(
@@ -397,6 +403,19 @@ def as_frame(rows: pa.Table) -> pd.DataFrame:
     }
     frame: pd.DataFrame = rows.to_pandas(types_mapper=mapping.get)
     return frame
+
+
+def _ahead(parts: Iterator[_T]) -> Iterator[_T]:
+    """The same, each made by another thread while the one before it is in use."""
+    with ThreadPoolExecutor(1, thread_name_prefix="session-reader") as reader:
+        try:
+            following = reader.submit(next, parts, None)
+        except RuntimeError:  # no room for a thread
+            yield from parts
+            return
+        while (part := following.result()) is not None:
+            following = reader.submit(next, parts, None)
+            yield part
 
 
 def _declared(name: str) -> schema.Table:

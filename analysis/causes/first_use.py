@@ -33,31 +33,40 @@ CHANCE = 1e-6
 
 @dataclass(frozen=True)
 class _FirstUses:
-    """Launches of one process split by first use."""
+    """Launches of one process split by first use.
+
+    ``slow`` are the places of the slow ones among ``launches``, and ``excess`` is by how much each
+    of them took longer than a repeated launch, ns.
+    """
 
     pid: int
     launches: npt.NDArray[np.int32]
     is_first: npt.NDArray[np.bool_]
     is_certain: bool
     repeat_ns: float
+    slow: Ints
     excess: Ints
-    is_slow: npt.NDArray[np.bool_]
+
+    @property
+    def is_slow_first(self) -> npt.NDArray[np.bool_]:
+        """Which of the slow ones are first uses."""
+        return self.is_first[self.slow]
 
     @property
     def slow_firsts(self) -> int:
-        return int((self.is_slow & self.is_first).sum())
+        return int(self.is_slow_first.sum())
 
     @property
     def chance(self) -> float:
         """Probability that so many slow launches are first ones by chance (hypergeometric)."""
         return hypergeometric_tail(
-            len(self.launches), int(self.is_first.sum()), int(self.is_slow.sum()), self.slow_firsts
+            len(self.launches), int(self.is_first.sum()), len(self.slow), self.slow_firsts
         )
 
     @property
     def is_cause_of_tail(self) -> bool:
         """Whether being first is what makes launches slow."""
-        n_slow = int(self.is_slow.sum())
+        n_slow = len(self.slow)
         if n_slow == 0 or 2 * self.slow_firsts < n_slow:
             return False
         return self.is_certain or self.chance < CHANCE
@@ -91,24 +100,27 @@ def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
     first = calls.first[launches]
     is_certain = bool((first == FIRST_USE).any())
     is_first = (first == FIRST_USE) if is_certain else (first == FIRST_SEEN)
-    duration = calls.duration[launches]
+    lengths = calls.duration[launches]
+    if lengths.min() >= 0 and lengths.max() <= np.iinfo(np.uint32).max:
+        lengths = lengths.astype(np.uint32)  # a large column in half of the memory
+    long = np.flatnonzero(lengths > SLOW_NS)
+    duration = calls.duration[launches[long]]
     if facts.absences is not None:
         # Time ready but not running is the scheduler's, not the first use's (D1, D2).
-        long = np.flatnonzero(duration > SLOW_NS)
         at = launches[long]
         spans = intervals.make(calls.start[at], calls.ends(at))
         for index in np.unique(calls.thread[at]).tolist():
             mine = calls.thread[at] == index
             own = facts.absences.tid == calls.threads[index][1]
             ready = facts.absences.pick(own).ready_spans
-            duration[long[mine]] -= intervals.overlap_each(spans[mine], ready)
-    repeat = quantiles.median(duration[~is_first], is_scratch=True)
+            duration[mine] -= intervals.overlap_each(spans[mine], ready)
+    lengths[long] = duration
+    repeat = quantiles.median(lengths[~is_first], is_scratch=True)
     if repeat is None:
-        repeat = float(np.min(duration))
+        repeat = float(lengths.min())
     is_slow = (duration > SLOW_RATIO * repeat) & (duration > SLOW_NS)
-    excess = np.subtract(duration, int(repeat), out=duration)
-    np.maximum(excess, 0, out=excess)
-    return _FirstUses(pid, launches, is_first, is_certain, repeat, excess, is_slow)
+    excess = np.maximum(duration[is_slow] - int(repeat), 0)
+    return _FirstUses(pid, launches, is_first, is_certain, repeat, long[is_slow], excess)
 
 
 def find_first_use(facts: Facts) -> Finding:
@@ -132,8 +144,8 @@ def _of_process(facts: Facts, calls: Calls, pid: int) -> Finding:
     parts = [intervals.make([gap.start for gap in gaps], [gap.end for gap in gaps])]
     is_tail = uses is not None and uses.is_cause_of_tail
     if uses is not None and is_tail:
-        rows = uses.launches[uses.is_slow & uses.is_first]
-        excess = uses.excess[uses.is_slow & uses.is_first]
+        rows = uses.launches[uses.slow[uses.is_slow_first]]
+        excess = uses.excess[uses.is_slow_first]
         parts.append(intervals.make(calls.ends(rows) - excess, calls.ends(rows)))
     is_own = calls.of_process(pid)
     is_launch = calls.is_kind("launch", "graph_launch") & is_own
@@ -207,7 +219,7 @@ def _summary(uses: _FirstUses | None, gaps: list[Gap], severity: Severity, *, is
     if uses is not None and is_tail:
         word = "first use" if uses.is_certain else "first sight"
         parts.append(
-            f"{uses.slow_firsts} of {int(uses.is_slow.sum())} slow launches were the {word} of "
+            f"{uses.slow_firsts} of {len(uses.slow)} slow launches were the {word} of "
             f"their kernel (repeats take {uses.repeat_ns / 1e3:.1f} us)"
         )
     if gaps:
@@ -238,12 +250,13 @@ def _summary(uses: _FirstUses | None, gaps: list[Gap], severity: Severity, *, is
 def _tail_evidence(facts: Facts, calls: Calls, uses: _FirstUses) -> list[Evidence]:
     """Percentiles of the function and block of time that hold most of the excess."""
     width = block_width(facts.end_ns - facts.start_ns)
-    slow = np.flatnonzero(uses.is_slow) if uses.is_slow.any() else np.array([0])
-    at = uses.launches[slow]
+    is_any = len(uses.slow) > 0
+    at = uses.launches[uses.slow] if is_any else uses.launches[:1]
     n = len(calls.functions)
     key = (calls.start[at] - facts.start_ns) // width * n + calls.function[at]
     keys, inverse = np.unique(key, return_inverse=True)
-    block, code = divmod(int(keys[np.argmax(np.bincount(inverse, uses.excess[slow]))]), n)
+    cost = np.bincount(inverse, uses.excess if is_any else None)
+    block, code = divmod(int(keys[np.argmax(cost)]), n)
     edges = facts.start_ns + np.array([block, block + 1]) * width
     first, last = np.searchsorted(uses.launches, np.searchsorted(calls.start, edges))
     rows = uses.launches[first:last]
@@ -264,7 +277,7 @@ def _tail_evidence(facts: Facts, calls: Calls, uses: _FirstUses) -> list[Evidenc
             result.append(
                 Evidence(f"{label}_launch_p50", int(p50), "ns", int(mask.sum()), "cuda_call")
             )
-    n_slow = int(uses.is_slow.sum())
+    n_slow = len(uses.slow)
     if n_slow:
         result.append(
             Evidence("slow_launches_that_are_first", uses.slow_firsts, "", n_slow, "cuda_call")
