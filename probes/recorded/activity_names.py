@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+
+#: Names whose answers are kept.
+_KEPT = 4096
 
 _COLLECTIVE = re.compile(
     r"nccl(Kernel|DevKernel|Dev_|SymKernel|_)|\brccl|msccl|^nccl"
@@ -33,17 +37,20 @@ _STEP = re.compile(
 RANGE_COUNTERS = r", (seq|op_id) = .*$"
 
 
+@lru_cache(_KEPT)
 def is_collective_name(name: str) -> bool:
     """Whether a kernel's name is that of a known collective or send/receive."""
     return _COLLECTIVE.search(name) is not None
 
 
+@lru_cache(_KEPT)
 def copy_kind_of(name: str) -> str | None:
     """Return h2d, d2h, d2d, h2h or p2p for a copy's name, or None."""
     match = _COPY.search(name)
     return None if match is None else _COPY_KINDS[match[1].lower()]
 
 
+@lru_cache(_KEPT)
 def is_step_name(name: str) -> bool:
     """Whether a range's name is that of one step of a profiler or an inference engine."""
     return _STEP.match(name) is not None

@@ -35,29 +35,42 @@ for _characters, _class in ((b'"', _QUOTE), (b"[{", _OPEN), (b"]}", _CLOSE), (b"
     _CLASSES[np.frombuffer(_characters, np.uint8)] = _class
 
 
-def cut_between(text: Words) -> tuple[Ints, Ints] | None:
-    """Return where an object ends before a comma and an object, and where that one begins; None
-    where a cut there may be wrong.
+def cut_between(text: Words) -> tuple[Ints, Ints, int | None] | None:
+    """Cut where an object ends before a comma and an object; None where that may be wrong.
+
+    Returns:
+        Where each complete object ends, where those behind the first begin (one more where the last
+        is not known to be complete), and where the list ends if it does.
     """
     characters = np.frombuffer(text.data, np.uint8)
     opens = np.flatnonzero(characters == ord("{"))
     closes = np.flatnonzero(characters == ord("}"))
     ends, starts = _cuts(text, characters, opens)
-    n_front = int(ends[-1]) if len(ends) else 0
-    if np.searchsorted(opens, n_front) != np.searchsorted(closes, n_front):
-        return None
     # After an object comes another, or the end of the one around it; else there may be doubt.
     is_told = np.zeros(len(closes), bool)
     is_told[np.searchsorted(closes, ends - 1)] = True
     is_told[_nested(text, characters, closes) - 1] = True
-    for place in closes[~is_told].tolist():
-        if _DOUBT.match(text.data, place):
+    end: int | None = None
+    for index in np.flatnonzero(~is_told).tolist():
+        place = int(closes[index])
+        doubt = _DOUBT.match(text.data, place, text.end)
+        if doubt is None:
+            continue
+        if doubt[0][-1:] != b"]" or int(np.searchsorted(opens, place)) != index + 1:
             return None
-    return ends, starts
+        # As many objects have begun as have ended: it is the list itself that ends here.
+        end = doubt.end() - 1
+        ends = np.append(ends[ends <= place], place + 1)
+        starts = starts[starts < place]
+        break
+    n_front = int(ends[-1]) if len(ends) else 0
+    if np.searchsorted(opens, n_front) != np.searchsorted(closes, n_front):
+        return None
+    return ends, starts, end
 
 
 def _cuts(text: Words, characters: npt.NDArray[np.uint8], opens: Ints) -> tuple[Ints, Ints]:
-    example = _BETWEEN.search(text.data, 0, _EXAMPLE_BYTES)
+    example = _BETWEEN.search(text.data, text.begin, _EXAMPLE_BYTES)
     is_cut = _ends_with(text, opens, example)
     starts = opens[is_cut]
     ends = starts - (len(example[0]) - 2 if example else 0)
@@ -76,7 +89,7 @@ def _cuts(text: Words, characters: npt.NDArray[np.uint8], opens: Ints) -> tuple[
 
 def _nested(text: Words, characters: npt.NDArray[np.uint8], closes: Ints) -> Ints:
     """Which of the places where objects end come right after another one."""
-    is_nested = _ends_with(text, closes, _NESTED.search(text.data, 0, _EXAMPLE_BYTES))
+    is_nested = _ends_with(text, closes, _NESTED.search(text.data, text.begin, _EXAMPLE_BYTES))
     rows = np.flatnonzero(~is_nested)
     rows = rows[closes[rows] > 0]
     others, at = _back_over_space(characters, closes[rows], closes[rows] - 1)
@@ -90,7 +103,7 @@ def _ends_with(text: Words, places: Ints, example: re.Match[bytes] | None) -> Bo
         return np.zeros(len(places), bool)
     n_bytes = len(example[0])
     begins = places - (n_bytes - 1)
-    return Literal(example[0]).stands_at(text, np.maximum(begins, 0)) & (begins >= 0)
+    return Literal(example[0]).stands_at(text, np.maximum(begins, 0))
 
 
 def _back_over_space(

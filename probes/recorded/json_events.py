@@ -1,6 +1,6 @@
 """Streams the events of a trace file in Chrome's JSON format, plain or gzip, in bounded memory.
 
-A trace is ``{"traceEvents": [EVENT, ...], ...}`` or ``[EVENT, ...]``. It is read in blocks of two
+A trace is ``{"traceEvents": [EVENT, ...], ...}`` or ``[EVENT, ...]``. It is read in blocks of four
 MiB, each of which is cut into events (``json_cuts``).
 """
 
@@ -29,7 +29,7 @@ except ImportError:  # not made for every processor; the standard one is three t
 
 GZIP_MAGIC = b"\x1f\x8b"
 
-_BLOCK_BYTES = 2 << 20
+_BLOCK_BYTES = 4 << 20
 _MAX_EVENT_BYTES = 16 << 20
 _MAX_HEAD_BYTES = 64 << 20
 _MAX_TAIL_BYTES = 16 << 20
@@ -111,7 +111,7 @@ class EventStream:
         data = b""
         while True:
             if not data:
-                data = file.read(_BLOCK_BYTES // 16)
+                data = file.read(_BLOCK_BYTES // 32)
                 n_read += len(data)
             if not data:
                 if not inflate.eof:
@@ -194,12 +194,13 @@ class EventStream:
         is_end = spaces is not None and data[spaces.end() : spaces.end() + 1] == b"]"
         cuts = None if is_end else cut_between(text)
         if cuts is not None:
-            ends, starts = cuts
-            first = np.zeros(1, np.int64)
-            block = self._block(text, np.concatenate([first, starts[:-1]]), ends)
-            return block, data[int(starts[-1]) :] if len(starts) else data, False
+            ends, later, end = cuts
+            starts = np.append(text.begin, later)
+            block = self._block(text, starts[: len(ends)], ends)
+            rest = int(starts[-1]) if end is None else end + 1
+            return block, data[rest - text.begin :], end is not None
         exact_starts, exact_ends, end = split_exactly(data)
-        block = self._block(text, exact_starts, exact_ends)
+        block = self._block(text, exact_starts + text.begin, exact_ends + text.begin)
         if end is not None:
             return block, data[end + 1 :], True
         last = int(exact_ends[-1]) if len(exact_ends) else 0
@@ -230,7 +231,7 @@ class EventStream:
             literal = Literal(match[0])
             places = starts[left] + (match.start() - int(starts[left[0]]))
             is_inside = places + literal.n_bytes <= ends[left]
-            fits = is_inside & literal.stands_at(text, np.minimum(places, len(text.data)))
+            fits = is_inside & literal.stands_at(text, np.minimum(places, text.end))
             codes[left[fits]] = self._code(match[1])
             left = left[~fits]
         for piece in left.tolist():

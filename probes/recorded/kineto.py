@@ -21,6 +21,7 @@ from probes.recorded.devices import DeviceIndex
 from probes.recorded.json_events import GZIP_MAGIC, EventStream
 from probes.recorded.kineto_rows import BlockParser
 from probes.recorded.kineto_tables import add_events
+from probes.recorded.layouts import Layouts
 from probes.recorded.recording import Problems, RecordingError
 from probes.recorded.trace_tables import TraceTables
 
@@ -62,6 +63,7 @@ class KinetoRecording:
         self._is_folder = path.is_dir()
         self._files = rank_files(path) if self._is_folder else [RankFile(path, None, None)]
         self._devices = DeviceIndex(self._is_folder)
+        self._layouts = Layouts()
         self._ranks: list[int | None] = []
         self._pids: set[int] = set()
         self._bases: set[int | None] = set()
@@ -136,8 +138,8 @@ class KinetoRecording:
         stream = EventStream(file.path, self.problems)
         keep_python = _unpacked_bytes(file.path) <= _PYTHON_MAX_BYTES
         rank = file.rank
-        parser = BlockParser(keep_python, self.problems)
-        for block in ahead(stream):
+        parser = BlockParser(keep_python, self.problems, self._layouts)
+        for block in ahead(stream, 1):
             for rows in parser.rows(block, stream.categories):
                 add_events(tables, rows, shift_ns, self.problems)
             if tables.n_held > _HELD_ROWS:

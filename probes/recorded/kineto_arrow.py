@@ -117,7 +117,7 @@ class ArrowParser:
     def _parse_tolerantly(self, block: EventBlock, group: str) -> tuple[pa.Table, _Ints, list[str]]:
         """Parse one group of a block event by event; count and drop what is not readable."""
         lines, names = [], []
-        raw = block.text.data[: int(block.ends[-1])]
+        raw = block.text.data[block.text.begin : int(block.ends[-1])]
         starts, ends, _ = split_exactly(raw)
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             piece = raw[start:end]

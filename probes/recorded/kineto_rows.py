@@ -40,12 +40,13 @@ class BlockParser:
     Args:
         keep_python: Whether Python function ranges are kept.
         problems: Where skipped events are counted.
+        layouts: Layouts met so far; more are added.
     """
 
-    def __init__(self, keep_python: bool, problems: Problems) -> None:
+    def __init__(self, keep_python: bool, problems: Problems, layouts: Layouts) -> None:
         self._keep_python = keep_python
         self._problems = problems
-        self._layouts = Layouts()
+        self._layouts = layouts
         self._parser = ArrowParser(problems)
 
     def rows(self, block: EventBlock, categories: list[str]) -> Iterator[EventRows]:

@@ -124,7 +124,7 @@ class Layout:
 
 
 class Layouts:
-    """The layouts of the events of one file, as far as they were met."""
+    """The layouts of the events of one recording, as far as they were met."""
 
     def __init__(self) -> None:
         self._known: dict[str, list[Layout]] = {}

@@ -56,20 +56,25 @@ class Words:
     Places lie in the text, or at most 64 bytes before or behind it, where all bytes are zero.
 
     Args:
-        data: The text.
+        text: The text.
+
+    Attributes:
+        data: It, with zeros before and behind; places count from its begin.
+        begin: Place where the text begins.
+        end: Place where it ends.
     """
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self._padded = b"".join((bytes(MAX_BYTES), data, bytes(MAX_BYTES + _BEHIND)))
+    def __init__(self, text: bytes) -> None:
+        self.data = b"".join((bytes(MAX_BYTES), text, bytes(MAX_BYTES + _BEHIND)))
+        self.begin, self.end = MAX_BYTES, MAX_BYTES + len(text)
 
     def at(self, places: Ints, n_words: int) -> _Words:
         """Return the words at each place as ``(rows, n_words)``."""
         n_bytes = 8 * n_words
         windows = np.ndarray(
-            (len(self._padded) - n_bytes + 1,), f"V{n_bytes}", self._padded, strides=(1,)
+            (len(self.data) - n_bytes + 1,), f"V{n_bytes}", self.data, strides=(1,)
         )
-        words: _Words = windows[places + MAX_BYTES].view(np.dtype("<u8")).reshape(-1, n_words)
+        words: _Words = windows[places].view(np.dtype("<u8")).reshape(-1, n_words)
         return words
 
     def word(self, places: Ints) -> _Words:
@@ -86,7 +91,7 @@ class Words:
             further = find(self.at(ends[left], 8), _QUOTE)
             ends[left] += further
             left = left[further == MAX_BYTES]
-            left = left[ends[left] < len(self.data)]
+            left = left[ends[left] < self.end]
             if not len(left):
                 break
         is_end = (self.word(ends - 1) & _BYTE) != _BACKSLASH
@@ -101,6 +106,10 @@ class Words:
             stop: The character that ends them.
         """
         words = self.word(begin)
+        token = self._same(words, begin, stop)
+        if token is not None and token.isdigit():
+            n = len(begin)
+            return np.full(n, int(token)), begin + len(token), np.ones(n, bool)
         length, is_short = _first(words, stop)
         digits = (words ^ _ZEROS) & ~_LAST[8 - length]
         values, are_digits = _digits(digits << (8 * (8 - length)).astype(np.uint64))
@@ -139,6 +148,9 @@ class Words:
             stop: The character that ends them.
         """
         words = self.word(begin)
+        token = self._same(words, begin, stop)
+        if token is not None and token.isdigit():
+            return begin + len(token), np.ones(len(begin), bool)
         length, is_short = _first(words, stop)
         _, are_digits = _digits((words ^ _ZEROS) & ~_LAST[8 - length])
         is_number = is_short & are_digits & (length > 0)
@@ -151,6 +163,17 @@ class Words:
             is_number[odd] = ~is_other.any(axis=1) & (length[odd] > 0)
             is_number[odd] &= length[odd] < 8 * _NUMBER_WORDS
         return begin + length, is_number
+
+    def _same(self, words: _Words, begin: Ints, stop: int) -> bytes | None:
+        """The text up to a character where it is the same everywhere, and short; else None."""
+        first = int(begin[0])
+        length = self.data.find(bytes([stop]), first, first + 8) - first
+        if length < 0:
+            return None
+        mask = np.uint64((1 << 8 * (length + 1)) - 1)
+        if ((words ^ words[0]) & mask).any():
+            return None
+        return self.data[first : first + length]
 
     def _long_integers(self, begin: Ints, stop: int) -> tuple[Ints, Ints, Bools]:
         """Length and value of whole numbers that are long or negative, and where there is one."""
@@ -240,7 +263,7 @@ class Literal:
         """Return at which of the places it stands."""
         result = np.ones(len(places), bool)
         for begin, words in self._pieces:
-            at = places if begin == 0 else np.minimum(places + begin, len(text.data))
+            at = places if begin == 0 else np.minimum(places + begin, text.end)
             found = text.at(at, len(words))
             for index, (mask, word) in enumerate(words):
                 column = found[:, index]
