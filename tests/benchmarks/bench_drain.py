@@ -1,11 +1,14 @@
-"""Reading, pairing and decoding call records, in calls per second of one core.
+"""Reading, pairing, decoding and writing call records, in calls per second of one core.
 
 ``drain_to_arrow`` is everything from the rings to record batches of ``cuda_call``: real records of
-launches with a driver call inside each, made by a traced program beforehand. ``drain_records`` is
-the first step alone: a ring's records as Arrow columns. The baseline of both is bcc's own ring
-buffer callback on the same kind of record, which makes a row of its fields, as any column store
-needs; a call has two records. ``bcc_callback_bare`` does nothing with the record. Each is measured
-at its second drain, as a recorder that has been running touches no new pages. Medians.
+launches with a driver call inside each, made by a traced program beforehand. ``drain_and_write`` is
+that and the closed Parquet segments on disk, against the goal of a million. ``drain_records`` is
+the first step alone: a ring's records as Arrow columns, in pieces of the size that the recorder
+works on. The baseline of the first and last is bcc's own ring buffer callback on the same kind of
+record, which makes a row of its fields, as any column store needs; a call has two records.
+``bcc_callback_bare`` does nothing with the record. Each is measured at its second drain, with the
+heap set as ``tracer record`` sets it, as a recorder that has been running touches few new pages.
+Medians.
 """
 
 from __future__ import annotations
@@ -21,13 +24,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from analysis.schema import CUDA_CALL
 from probes.compiler import find_bcc, find_headers
-from probes.cuda.calls import CudaCalls
+from probes.cuda.calls import PIECE_RECORDS, CudaCalls
+from probes.probe import Batch
 from probes.targets import TargetTree
 from tests.probes.traced import build_library, build_program, started
+from tracer.lean_arrow import give_memory_back, make_arrow_lean
+from tracer.lean_heap import make_heap_lean
+from tracer.segment_store import SegmentStore
 
 ROUNDS = 7
 LAUNCHES = 40_000
+GOAL_WRITTEN = 1e6
 
 _BCC = r"""
 import ctypes as ct, os, sys, tempfile, time
@@ -80,23 +89,38 @@ os._exit(0)
 """
 
 
-def drain_rate(program: Path) -> float:
-    """Calls per second of CPU time from rings to rows of ``cuda_call``."""
+def drain_rate(program: Path, folder: Path | None = None) -> float:
+    """Calls per second of CPU time from rings to rows of ``cuda_call``.
+
+    Args:
+        program: The traced program.
+        folder: Where the rows are written too; None to leave that out.
+    """
     with started(program) as target:
         calls = CudaCalls(TargetTree([target.pid]))
         calls.start()
+        store = None if folder is None else SegmentStore(folder, dict, None)
         target.run()
-        list(calls.drain(time.monotonic_ns()))
+        _drain(calls, store)
         target.run()
         start = time.thread_time_ns()
-        batches = list(calls.drain(time.monotonic_ns()))
+        batches = _drain(calls, store)
         spent = time.thread_time_ns() - start
-        n = sum(b.rows.num_rows for b in batches if b.table.name == "cuda_call")
+        n = sum(batch.rows.num_rows for batch in batches)
         calls.stop()
         calls.wait_detached(30)
     if n != 2 * LAUNCHES:
         raise SystemExit(f"{n} calls of {2 * LAUNCHES}")
     return n / spent * 1e9
+
+
+def _drain(calls: CudaCalls, store: SegmentStore | None) -> list[Batch]:
+    """Everything in the rings as batches of ``cuda_call``, written where there is a store."""
+    drained = calls.drain(time.monotonic_ns())
+    batches = [batch for batch in drained if batch.table is CUDA_CALL]
+    if store is not None:
+        store.write(CUDA_CALL, [batch.rows for batch in batches])
+    return batches
 
 
 def record_rate(program: Path) -> float:
@@ -107,17 +131,21 @@ def record_rate(program: Path) -> float:
         assert calls.tracing is not None
         ring = calls.tracing.entries
         target.run()
-        _columns(ring.drain())
+        while ring.n_waiting:
+            _columns(ring.drain(PIECE_RECORDS))
         calls.tracing.returns.drain()
         target.run()
         start = time.thread_time_ns()
-        batch = _columns(ring.drain())
+        batches = []
+        while ring.n_waiting:
+            batches.append(_columns(ring.drain(PIECE_RECORDS)))
         spent = time.thread_time_ns() - start
+        n = sum(batch.num_rows for batch in batches)
         calls.stop()
         calls.wait_detached(30)
-    if batch.num_rows != 2 * LAUNCHES:
-        raise SystemExit(f"{batch.num_rows} records of {2 * LAUNCHES}")
-    return batch.num_rows / spent * 1e9
+    if n != 2 * LAUNCHES:
+        raise SystemExit(f"{n} records of {2 * LAUNCHES}")
+    return n / spent * 1e9
 
 
 def _columns(records: npt.NDArray[np.void]) -> pa.RecordBatch:
@@ -166,6 +194,9 @@ def callback_rate(program: Path, library: Path, how: str) -> float:
 def main() -> None:
     if not find_headers():
         raise SystemExit("no kernel headers")
+    make_heap_lean()
+    make_arrow_lean()
+    give_memory_back()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         library = build_library(folder)
@@ -175,10 +206,17 @@ def main() -> None:
         body = f'{loop} puts("done"); fflush(stdout); getchar(); {loop}'
         program = build_program(folder, library, body)
         calls = statistics.median(drain_rate(program) for _ in range(ROUNDS))
+        written = []
+        for index in range(ROUNDS):
+            place = folder / f"session{index}"
+            place.mkdir()
+            written.append(drain_rate(program, place))
         records = statistics.median(record_rate(program) for _ in range(ROUNDS))
         row = statistics.median(callback_rate(program, library, "row") for _ in range(3))
         bare = statistics.median(callback_rate(program, library, "bare") for _ in range(3))
     print(f"drain_to_arrow {calls:.0f} calls/s {row / 2:.0f} {calls / (row / 2):.1f}")
+    rate = statistics.median(written)
+    print(f"drain_and_write {rate:.0f} calls/s {GOAL_WRITTEN:.0f} {rate / GOAL_WRITTEN:.2f}")
     print(f"drain_records {records:.0f} records/s {row:.0f} {records / row:.1f}")
     print(f"bcc_callback_bare {bare:.0f} records/s {row:.0f} {bare / row:.1f}")
 
