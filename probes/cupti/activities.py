@@ -36,6 +36,8 @@ ANSWERED_KEPT_NS = 500_000_000
 UNANSWERED_KEPT_NS = 3_000_000_000
 GRAPH_KEPT_NS = 10_000_000_000
 MAX_CALLS = 1 << 18
+#: What ends later than this after now is no record of CUPTI.
+FUTURE_NS = 60_000_000_000
 #: Devices that CUDA numbers.
 MAX_DEVICES = 64
 
@@ -106,6 +108,11 @@ class ActivityTables:
             now_ns: Present time, CLOCK_MONOTONIC.
             is_last: Nothing comes after this: nothing waits any longer.
         """
+        is_future = records["end_ns"] > now_ns + FUTURE_NS
+        if is_future.any():
+            self.n_invalid += int(is_future.sum())
+            records = records.copy()
+            records["kind"][is_future] = 0
         kind = records["kind"]
         # Ranges do not come through CUPTI: they say nothing of what it has handed over.
         end_ns = records["end_ns"][kind <= ring.MEMORY]
@@ -159,7 +166,8 @@ class ActivityTables:
         added["correlation"] = records["correlation"]
         added["start_ns"] = records["start_ns"]
         added["end_ns"] = records["end_ns"]
-        added["tid"] = records["thread"]
+        thread, has_thread = ring.threads(records)
+        added["tid"] = np.where(has_thread, thread, 0)
         known = self._calls
         if len(known) and added["correlation"].min() <= known["correlation"][-1]:
             # Rarely: the numbers grow, so that what is new mostly follows what is known.
@@ -207,7 +215,7 @@ class ActivityTables:
             "duration_ns": found["end_ns"].astype(np.int64) - start,
             "device": self._devices_of(found["device"].astype(np.int64)),
             "pid": np.full(len(found), self._pid),
-            "tid": _nullable(calls["tid"], has_call),
+            "tid": _nullable(calls["tid"], has_call & (calls["tid"] > 0)),
             "stream": found["stream"].astype(np.uint64),
             "kind": _texts(kind - 1, _KINDS),
             "name": words,
@@ -265,12 +273,12 @@ class ActivityTables:
             (_SYNCS if sync else _OVERHEADS).get(code, "synchronisation" if sync else "overhead")
             for sync, code in zip(is_sync.tolist(), records["detail"].tolist(), strict=True)
         ]
-        thread = records["thread"].astype(np.int64)
+        thread, has_thread = ring.threads(records)
         columns = {
             "start_ns": start,
             "duration_ns": records["end_ns"].astype(np.int64) - start,
             "pid": np.full(len(records), self._pid),
-            "tid": _nullable(thread, thread > 0),
+            "tid": _nullable(thread, has_thread),
             "category": _texts(is_sync.astype(np.int64), ("overhead", "sync")),
             "name": names,
         }

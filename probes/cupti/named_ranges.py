@@ -33,12 +33,12 @@ def range_rows(records: npt.NDArray[np.void], pid: int) -> Batch | None:
     found = records[at]
     words, code = _texts(records, at)
     start = found["start_ns"].astype(np.int64)
-    thread = found["thread"].astype(np.int64)
+    thread, has_thread = ring.threads(found)
     columns: dict[str, Any] = {
         "start_ns": start,
         "duration_ns": found["end_ns"].astype(np.int64) - start,
         "pid": np.full(len(found), pid),
-        "tid": pa.array(thread, mask=thread == 0),
+        "tid": pa.array(thread, mask=~has_thread),
         "category": pa.array([range_category(word) for word in words], pa.string()).take(code),
         "name": pa.array(words, pa.string()).take(code),
     }

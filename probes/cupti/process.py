@@ -71,7 +71,7 @@ class CollectedProcess:
             is_last: The process has ended, or the recording does.
         """
         header = self.ring.header()
-        self._note_state(header)
+        self._note_state(header, now_ns)
         if self.tables.devices is None and header["n_devices"]:
             self.tables.devices = device_indices(self.pid, header)
         records = self.ring.drain()
@@ -85,7 +85,7 @@ class CollectedProcess:
                 self._opening = None
         if self._on_ns and self._opening is None:
             is_all = header["off_ns"] and self.ring.header()["head"] == self.ring.n_drained
-            newest = int(header["off_ns"]) if is_all else self.tables.newest_ns
+            newest = min(int(header["off_ns"]), now_ns) if is_all else self.tables.newest_ns
             self.coverage.advance(newest, self.tables.unanswered_ns(is_all=bool(is_all)))
         piece = self.coverage.take(1 if is_last or header["off_ns"] else PIECE_NS)
         if piece is not None:
@@ -117,8 +117,8 @@ class CollectedProcess:
             "helper_cpu_ns": int(header["helper_ns"]),
         }
 
-    def _note_state(self, header: Any) -> None:
-        state, on_ns = int(header["state"]), int(header["on_ns"])
+    def _note_state(self, header: Any, now_ns: int) -> None:
+        state, on_ns = int(header["state"]), min(int(header["on_ns"]), now_ns)
         self.state = state
         if state == ring.FAILED:
             site = (int(header["site"]), int(header["error"]))

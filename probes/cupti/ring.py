@@ -65,7 +65,21 @@ OFF, ON, FAILED, ENDED = range(4)
 _MAGIC = 0x74726372696E6732
 _HEADER_BYTES = 4096
 _MAX_RECORDS = 1 << 20
+#: More cannot have been lost.
+_MAX_LOST = 1 << 53
 _MAX_NAMES_BYTES = 64 << 20
+
+
+#: Largest thread id that Linux gives.
+_MAX_THREAD = 1 << 22
+
+
+def threads(
+    records: npt.NDArray[np.void],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the thread of each record, and whether it tells one that can be."""
+    thread = records["thread"].astype(np.int64)
+    return thread, (thread > 0) & (thread <= _MAX_THREAD)
 
 
 @dataclass(frozen=True)
@@ -185,13 +199,9 @@ class RingFile:
     def losses(self) -> Losses:
         """Return what was lost so far."""
         header = self.header()
-        return Losses(
-            ring=int(header["lost_ring"]) + self.n_bad,
-            cupti=int(header["lost_cupti"]),
-            names=int(header["lost_names"]),
-            invalid=int(header["invalid"]),
-            ranges=int(header["lost_ranges"]),
-        )
+        names = ("lost_ring", "lost_cupti", "lost_names", "invalid", "lost_ranges")
+        lost, *others = (min(int(header[name]), _MAX_LOST) for name in names)
+        return Losses(lost + self.n_bad, *others)
 
     def close(self, *, remove: bool) -> None:
         """Unmap the file; with ``remove`` delete it."""
