@@ -39,6 +39,7 @@ ROOTS = {
     },
     "contention.outside_mps": {"contention.cross_process"},
     "launch.cgroup_throttle": {"launch.cpu_delay"},
+    "launch.placement": {"launch.cpu_delay", "host.input_starvation"},
     "launch.first_use": {"launch.host_bound"},
     "launch.graph_fallback": {"launch.host_bound"},
     "launch.gc_pause": {"launch.host_bound"},

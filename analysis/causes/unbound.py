@@ -18,11 +18,6 @@ SELDOM = 0.05
 STEADY = 0.5
 
 
-def find_placement(facts: Facts) -> Finding:
-    """Return whether the service may be slow for where it runs."""
-    return suspect_unbound(facts) or Finding(PLACEMENT, Status.NOT_FOUND, confidence=0.5)
-
-
 def suspect_unbound(facts: Facts) -> Finding | None:
     """Return that a tail of first tokens at a steady load may be work on the wrong NUMA node, for a
     process that is bound to none; None where it is bound, the host has one node or the load tells
