@@ -399,12 +399,10 @@ class CudaCalls:
         """Take over what names kernels, and name the kernels that are new."""
         if not len(calls):
             return []
-        function = calls.entries["function"]
+        function = calls.function
         words = calls.entries["words"]
-        pids = calls.entries["pid_tgid"] >> np.uint64(32)
         batches = []
-        is_good = calls.has_return & (calls.result == 0)
-        tells = np.flatnonzero(_TELLS_NAMES[function])
+        tells = np.flatnonzero(_TELLS_NAMES.take(function))
         for wanted, note, first, second in (
             ([_REGISTRATION], self._kernels.note_registration, 1, 3),
             (_HANDLES, self._kernels.note_handles, 0, 1),
@@ -414,9 +412,10 @@ class CudaCalls:
                 break
             chosen = tells[np.isin(function[tells], wanted)]
             if wanted is _LOOKUPS:
-                chosen = chosen[is_good[chosen]]
-            for pid in np.unique(pids[chosen]):
-                mine = chosen[pids[chosen] == pid]
+                chosen = chosen[calls.has_return[chosen] & (calls.result[chosen] == 0)]
+            pids = calls.pid_tgid[chosen] >> np.uint64(32)
+            for pid in np.unique(pids):
+                mine = chosen[pids == pid]
                 note(int(pid), words[mine, first], words[mine, second])
         for process, kernels in self._meaning.take_new().items():
             handles = np.array(sorted(kernels), np.uint64)

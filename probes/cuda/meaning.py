@@ -105,13 +105,10 @@ class MeaningTracker:
 
     def explain(self, calls: Calls, arguments: Arguments) -> Meaning:
         """Return what the calls mean; they are taken over as the newest."""
-        function = calls.entries["function"].astype(np.intp)
-        pid_tgid = calls.entries["pid_tgid"].copy()
-        start_ns = calls.entries["time_ns"].astype(np.int64)
-        threads = index_threads(pid_tgid)
-        device = self._devices(calls, arguments, function, pid_tgid, start_ns, threads)
-        is_capture = self._capture(calls, arguments, function, pid_tgid, start_ns)
-        return Meaning(device, is_capture, *self._first(arguments, function, threads))
+        threads = index_threads(calls.pid_tgid)
+        device = self._devices(calls, arguments, threads)
+        is_capture = self._capture(calls, arguments)
+        return Meaning(device, is_capture, *self._first(arguments, calls.function, threads))
 
     def take_new(self) -> dict[int, set[int]]:
         """Return the kernels that were first seen since the last call, by process."""
@@ -122,15 +119,15 @@ class MeaningTracker:
         self,
         calls: Calls,
         arguments: Arguments,
-        function: _I64,
-        pid_tgid: npt.NDArray[np.uint64],
-        start_ns: _I64,
         threads: tuple[npt.NDArray[np.uint64], _I64],
     ) -> npt.NDArray[np.int32]:
         """GPU of each call's thread; -1 is not known."""
+        function, pid_tgid, start_ns = calls.function, calls.pid_tgid, calls.start_ns
         keys, thread = threads
         before = np.array([self._device.get(int(key), -1) for key in keys], np.int32)
-        device: npt.NDArray[np.int32] = before[thread]
+        device: npt.NDArray[np.int32] = (
+            before[thread] if len(keys) != 1 else np.full(len(calls), before[0])
+        )
         if not (_SETS_DEVICE | _HIDES_DEVICE)[arguments.present].any():
             return device
         sets = np.flatnonzero(
@@ -167,15 +164,9 @@ class MeaningTracker:
         chosen: npt.NDArray[np.int32] = table[np.where(is_listed, ordinals, -1)]
         return chosen
 
-    def _capture(
-        self,
-        calls: Calls,
-        arguments: Arguments,
-        function: _I64,
-        pid_tgid: npt.NDArray[np.uint64],
-        start_ns: _I64,
-    ) -> _Bool:
+    def _capture(self, calls: Calls, arguments: Arguments) -> _Bool:
         """Which calls were recorded into a graph."""
+        function, pid_tgid, start_ns = calls.function, calls.pid_tgid, calls.start_ns
         is_capture = np.zeros(len(calls), np.bool_)
         if not self._captures and not _BEGINS_CAPTURE[arguments.present].any():
             return is_capture
@@ -220,13 +211,14 @@ class MeaningTracker:
         first = np.zeros(n, np.bool_)
         if "kernel" not in arguments.values:
             return first, first.copy(), first.copy(), first.copy()
-        kernel = arguments.values["kernel"].astype(np.uint64)
+        kernel = arguments.values["kernel"].view(np.uint64)
         is_known = arguments.is_known["kernel"]
         present = arguments.present
         is_launch: _Bool = _IS_LAUNCH.take(function) & is_known
         knows = is_launch.copy()
+        is_of_driver = _IS_DRIVER.take(function)
         groups = [
-            (is_driver, np.flatnonzero(is_launch & (_IS_DRIVER.take(function) == is_driver)))
+            (is_driver, np.flatnonzero(is_launch & (is_of_driver == is_driver)))
             for is_driver in (False, True)
             if (_IS_LAUNCH[present] & (_IS_DRIVER[present] == is_driver)).any()
         ]

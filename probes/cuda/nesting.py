@@ -8,6 +8,7 @@ Whatever is not so simple is left to :mod:`probes.cuda.pairing`, which finds out
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,11 @@ class Nested:
     waits: npt.NDArray[np.bool_]
     n_accepted: list[int]
     held_until: list[int]
+
+    @cached_property
+    def n_waiting(self) -> int:
+        """Entries that wait."""
+        return int(np.count_nonzero(self.state == WAITS))
 
 
 class _TooHardError(Exception):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,9 @@ RETURN_DTYPE = CALL_RETURN.numpy_dtype()
 _I64 = npt.NDArray[np.int64]
 _Bool = npt.NDArray[np.bool_]
 _Records = npt.NDArray[np.void]
+
+_NO_ENTRIES = np.empty(0, ENTRY_DTYPE)
+_NO_RETURNS = np.empty(0, RETURN_DTYPE)
 
 #: Depth that lies above every real one.
 _NO_DEPTH = 1 << 15
@@ -63,7 +67,22 @@ class Calls:
     def __len__(self) -> int:
         return len(self.entries)
 
-    @property
+    @cached_property
+    def start_ns(self) -> _I64:
+        """Time of the entry."""
+        return self.entries["time_ns"].astype(np.int64)
+
+    @cached_property
+    def pid_tgid(self) -> npt.NDArray[np.uint64]:
+        """Process and thread."""
+        return self.entries["pid_tgid"].copy()
+
+    @cached_property
+    def function(self) -> _I64:
+        """Number of the function."""
+        return self.entries["function"].astype(np.int64)
+
+    @cached_property
     def has_return(self) -> _Bool:
         """Whether the return was seen."""
         return self.end_ns >= 0
@@ -71,7 +90,9 @@ class Calls:
     @property
     def is_missed(self) -> _Bool:
         """Whether the return was probed and not seen."""
-        is_missed: _Bool = (self.end_ns < 0) & ((self.entries["depth"] & NO_RETURN) == 0)
+        is_missed: _Bool = ~self.has_return
+        if is_missed.any():
+            is_missed &= (self.entries["depth"] & NO_RETURN) == 0
         return is_missed
 
 
@@ -188,32 +209,35 @@ class Pairing:
         ):
             state.sequence += n_accepted
             state.held_until = max(state.held_until, held_until)
-        self._held_entries = _rows(entries, found.state == WAITS)
-        self._held_returns = _rows(returns, found.waits)
-        is_taken = found.state != WAITS
+        self._held_entries = (
+            _rows(entries, found.state == WAITS) if found.n_waiting else _NO_ENTRIES
+        )
+        self._held_returns = _rows(returns, found.waits) if found.waits.any() else _NO_RETURNS
+        # Numbers: carried calls have theirs; new ones get them in the order of the ring.
         call_id = np.empty(len(entries), np.int64)
         call_id[:n_open] = self._open_id
-        n_new = int(np.count_nonzero(is_taken)) - n_open
-        call_id[np.flatnonzero(is_taken)[n_open:]] = self._next_id + np.arange(n_new)
+        n_new = len(entries) - n_open - found.n_waiting
+        numbers = np.arange(self._next_id, self._next_id + n_new)
+        if found.n_waiting:
+            call_id[np.flatnonzero(found.state != WAITS)[n_open:]] = numbers
+        else:
+            call_id[n_open:] = numbers
         self._next_id += n_new
         parent = np.where(found.parent >= 0, call_id[found.parent], -1)
         parent[:n_open] = self._open_parent
-        depth = (entries["depth"] & DEPTH_MASK).astype(np.int64)
         stays = np.flatnonzero(found.state == OPEN)
         self._open = _rows(entries, stays)
         self._open_id = call_id[stays]
         self._open_parent = parent[stays]
         self._open_doubtful = np.zeros(len(stays), np.bool_)
-        ended = np.flatnonzero(found.state == ENDED)
-        is_run = len(ended) > 0 and ended[-1] - ended[0] + 1 == len(ended)
-        done: _I64 | slice = slice(int(ended[0]), int(ended[-1]) + 1) if is_run else ended
+        ended = _run(found.state == ENDED)
         return Calls(
-            _rows(entries, done),
-            call_id[done],
-            parent[done],
-            depth[done],
-            found.end_ns[done],
-            found.result[done],
+            _rows(entries, ended),
+            call_id[ended],
+            parent[ended],
+            (entries["depth"][ended] & DEPTH_MASK).astype(np.int64),
+            found.end_ns[ended],
+            found.result[ended],
         )
 
     def _hold(
@@ -401,6 +425,16 @@ class Pairing:
 def _rows(records: _Records, which: _I64 | _Bool | slice) -> _Records:
     """Some of the records; as bytes without fields they are copied several times as fast."""
     chosen: _Records = records.view(f"V{records.itemsize}")[which].view(records.dtype)
+    return chosen
+
+
+def _run(is_chosen: _Bool) -> _I64 | slice:
+    """Numbers of the chosen rows; where they lie in a row, as a slice: nothing is then copied."""
+    if is_chosen.all():
+        return slice(0, len(is_chosen))
+    chosen = np.flatnonzero(is_chosen)
+    if len(chosen) and chosen[-1] - chosen[0] + 1 == len(chosen):
+        return slice(int(chosen[0]), int(chosen[-1]) + 1)
     return chosen
 
 

@@ -86,17 +86,15 @@ class RecentCalls:
 
 
 def _chunk(calls: Calls, rows: _I64 | slice) -> _Chunk:
-    """Copies: the records themselves are not kept."""
-    entries = calls.entries
-    start_ns = entries["time_ns"][rows].astype(np.int64)
+    start_ns = calls.start_ns[rows]
     end_ns = calls.end_ns[rows]
     return _Chunk(
-        entries["pid_tgid"][rows].copy(),
+        calls.pid_tgid[rows],
         start_ns,
         end_ns,
         calls.depth[rows],
         calls.call_id[rows],
-        entries["function"][rows].astype(np.int64),
+        calls.function[rows],
         int(start_ns.min()),
         int(end_ns.max()),
     )

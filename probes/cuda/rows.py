@@ -84,19 +84,15 @@ class _Columns:
 
 def call_columns(calls: Calls, arguments: Arguments, meaning: Meaning) -> dict[str, Any]:
     """Return the columns of ``cuda_call`` for closed calls; those of text are coded."""
-    entries = calls.entries
-    function = entries["function"].astype(np.int16)
-    index = function.astype(np.intp)
-    start_ns = entries["time_ns"].astype(np.int64)
-    pid_tgid = entries["pid_tgid"].copy()
-    returned = calls.has_return
+    index = calls.function
+    start_ns, pid_tgid, returned = calls.start_ns, calls.pid_tgid, calls.has_return
     array = _Columns().array
     columns: dict[str, Any] = {
         "start_ns": array(start_ns),
         "duration_ns": array(calls.end_ns - start_ns, returned),
         "pid": array((pid_tgid >> np.uint64(32)).astype(np.int32)),
         "tid": array(pid_tgid.astype(np.uint32).view(np.int32)),
-        "function": pa.DictionaryArray.from_arrays(array(function), _NAMES),
+        "function": pa.DictionaryArray.from_arrays(array(index.astype(np.int16)), _NAMES),
         "layer": _LAYERS.of(index),
         "kind": _KINDS.of(index),
         "call_id": array(calls.call_id),
@@ -114,7 +110,7 @@ def call_columns(calls: Calls, arguments: Arguments, meaning: Meaning) -> dict[s
     if "copy_kind" in arguments.values:
         codes = array(arguments.values["copy_kind"], arguments.is_known["copy_kind"])
     else:
-        codes = pa.nulls(len(entries), pa.int8())
+        codes = pa.nulls(len(calls), pa.int8())
     columns["copy_kind"] = pa.DictionaryArray.from_arrays(codes, _COPY_KINDS)
     return columns
 
