@@ -157,7 +157,7 @@ class View:
         is_right: Whether that is what was staged.
         unknown_pct: Share of the time of which it does not know what the devices did.
         busy_error_pct: Distance of its busy share from the true one, points; None where the truth
-            is not whole or a kernel never ended.
+            is not whole, a kernel never ended or others worked on the device.
     """
 
     cause: str
@@ -203,10 +203,15 @@ def _number(value: float | None) -> str:
 
 
 def true_busy_pct(session: Session, truth: Truth, n_devices: int) -> float | None:
-    """Return the share of the recording in which the devices worked; None where it is not known."""
-    if truth.has_gap:
-        return None
+    """Return the share of the recording in which the devices worked; None where it is not known,
+    or where processes worked on them that were not recorded: the budget is about those that were.
+    """
     rows, whole = _work(truth.rows), make([session.start_ns], [session.end_ns])
+    recorded: Sequence[int] = ()
+    if session.has("cuda_call"):
+        recorded = session.table("cuda_call", columns=["pid"])["pid"].unique().to_pylist()
+    if truth.has_gap or not np.isin(rows["pid"], recorded).all():
+        return None
     busy = sum(
         total(intersect(union(make(own["start_ns"], own["end_ns"])), whole))
         for own in (rows[rows["device"] == device] for device in range(n_devices))
