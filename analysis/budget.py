@@ -40,6 +40,8 @@ REASONS = (
     "sync",
     "input",
     "late_launch",
+    "interpreter",
+    "collector",
     "asleep",
     "launching",
     "calling",
@@ -52,6 +54,8 @@ _FOUND_REASONS = {
     "hang.kernel": "hung",
     "contention.cross_process": "other_process",
     "launch.first_use": "first_use",
+    "launch.gil": "interpreter",
+    "launch.gc_pause": "collector",
     "prefill.hogging": "prefill",
 }
 

@@ -32,6 +32,8 @@ REASON_TEXT = {
     "sync": "host had waited for the device",
     "input": "loading of input",
     "late_launch": "launches came too late",
+    "interpreter": "waiting for the Python interpreter",
+    "collector": "Python collecting garbage",
     "asleep": "launching thread asleep",
     "launching": "inside launches",
     "calling": "inside other CUDA calls",

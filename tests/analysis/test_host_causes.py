@@ -94,6 +94,9 @@ def test_sleeps_on_the_interpreters_own_lock_prove_it(tmp_path: Path, share: flo
     assert gil.lost_share == pytest.approx(13 / 32, abs=0.08)
     assert attribution.verdict.cause == "launch.gil"
     assert f"thread {SIBLING}" in gil.summary
+    [budget] = attribution.budgets
+    spent = budget.totals()["idle", "interpreter"]
+    assert spent == pytest.approx(gil.lost_share, abs=0.01)
 
 
 @pytest.mark.parametrize("every_other", [0, 12], ids=["only another lock", "few of them"])
@@ -141,6 +144,9 @@ def test_the_collectors_own_events_prove_it(tmp_path: Path) -> None:
     builder = service.builder(tmp_path / "session").add("event", events)
     attribution = attribute(builder.write())
     assert attribution.verdict.cause == "launch.gc_pause"
+    [budget] = attribution.budgets
+    lost = finding(attribution, "launch.gc_pause").lost_share
+    assert budget.totals()["idle", "collector"] == pytest.approx(lost, abs=0.01)
 
 
 def test_pauses_of_an_interpreter_that_tells_of_no_collection_are_something_else(

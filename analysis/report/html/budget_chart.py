@@ -76,6 +76,8 @@ _PATTERNS = {
     "calling": "|",
     "host": "-",
     "other_rank": ".",
+    "interpreter": "x",
+    "collector": ".",
     "asleep": "\\",
     "rest": "-",
     "idle_unknown": ".",
