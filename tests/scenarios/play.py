@@ -85,7 +85,8 @@ class Actor(Service):
                 self.now = end
         gil = faults.get("gil")
         if gil and self.is_due("gil", gil["every_ms"] * MS):
-            self._wait_for_sibling(self.shake(gil["for_ms"] * MS), gil.get("by", "poller"))
+            length = self.shake(gil["for_ms"] * MS)
+            self._wait_for_sibling(length, gil.get("by", "poller"), gil.get("lock"))
         gc = faults.get("gc")
         if gc and self.is_due("gc", gc["every_s"] * S):
             length = self.shake(gc["for_ms"] * MS)
@@ -112,8 +113,10 @@ class Actor(Service):
         if compile_ and self.is_due("compile", compile_["every_s"] * S):
             self._compile(compile_)
 
-    def _wait_for_sibling(self, length: int, name: str) -> None:
-        """Sleep for the interpreter in slices of five milliseconds, woken by the timer or it."""
+    def _wait_for_sibling(self, length: int, name: str, lock: str | None) -> None:
+        """Sleep for the interpreter in slices of five milliseconds, woken by the timer or it; on a
+        lock that the recording names or not.
+        """
         end = self.now + length
         while self.now < end:
             part = min(5 * MS, end - self.now)
@@ -123,6 +126,7 @@ class Actor(Service):
                 self.now + part,
                 "sleeping",
                 4_000,
+                lock=lock,
                 **(waker if self.now + part >= end else {}),
             )
             self.now += part
