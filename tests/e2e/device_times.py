@@ -207,6 +207,7 @@ def true_busy_pct(session: Session, truth: Truth, n_devices: int) -> float | Non
     or where processes worked on them that were not recorded: the budget is about those that were.
     """
     rows, whole = _work(truth.rows), make([session.start_ns], [session.end_ns])
+    rows = rows[(rows["end_ns"] > session.start_ns) & (rows["start_ns"] < session.end_ns)]
     recorded: Sequence[int] = ()
     if session.has("cuda_call"):
         recorded = session.table("cuda_call", columns=["pid"])["pid"].unique().to_pylist()
