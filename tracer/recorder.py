@@ -18,9 +18,16 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
 
-from analysis.manifest import Gpu, ProbedFunction, Source, Target
+from analysis.manifest import Gpu, Manifest, ProbedFunction, Source, Target
 from analysis.schema import EVENT
-from probes.clocks import Anchor, ClockAnchors, anchor_batch, change_batch
+from probes.clocks import (
+    Anchor,
+    ClockAnchors,
+    ClockReaders,
+    anchor_batch,
+    change_batch,
+    read_anchor,
+)
 from probes.probe import Batch, Detaching, Probe, make_batch
 from probes.targets import TargetChange, TargetTree
 from tracer.host_facts import host_facts
@@ -230,7 +237,8 @@ class Recorder:
     def _is_due(self, name: str, period_ns: int, now_ns: int) -> bool:
         if self._due[name] > now_ns:
             return False
-        self._due[name] = now_ns + period_ns
+        # On the beat of the sources, so that it is done at one waking with them.
+        self._due[name] = now_ns - now_ns % period_ns + period_ns
         return True
 
     def _next_due(self) -> int:
@@ -335,6 +343,19 @@ class Recorder:
             details={"pid": os.getpid(), "max_rss_bytes": usage.ru_maxrss * 1024},
         )
         self._manifest.sources = [*sources, recorder, self._writer.source()]
+
+
+def first_manifest(tool_version: str) -> Manifest:
+    """Return the manifest of a recording that begins now.
+
+    It is on disk before anything else, so that one that is killed at once has a begin too.
+    """
+    begin = read_anchor(ClockReaders())
+    return Manifest(
+        tool_version=tool_version,
+        start_ns=begin.monotonic_ns,
+        start_realtime_ns=begin.realtime_ns,
+    )
 
 
 def change_event_batch(changes: Sequence[TargetChange]) -> Batch:

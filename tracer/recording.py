@@ -25,7 +25,7 @@ from tracer.errors import SessionError, TargetError, UsageError
 from tracer.long_run import LongRun, LongRunOptions
 from tracer.plain_text import plain_line
 from tracer.recordable import check_target
-from tracer.recorder import Recorder, stopped_by_signals
+from tracer.recorder import Recorder, first_manifest, stopped_by_signals
 from tracer.session import SessionWriter
 from tracer.standard_files import raise_file_limit
 from tracer.status import Status, status_line
@@ -129,7 +129,7 @@ def record(options: RecordOptions) -> int:
     probes = build_probes(asked, tables)
     writer = SessionWriter(
         path,
-        Manifest(tool_version=__version__),
+        first_manifest(__version__),
         force=options.force,
         retention=long_run.retention,
     )

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from analysis.manifest import Manifest
 from probes.clocks import ClockAnchors, ClockReaders
 from probes.gpu.nvml import NvmlProbe
 from probes.host.host import HostProbe
@@ -23,7 +22,7 @@ from probes.probe import Batch, ProbeError
 from probes.targets import TargetTree
 from tests.tracer.fake_probes import FakeCalls
 from tracer.free_space import FreeSpace
-from tracer.recorder import Recorder, stopped_by_signals
+from tracer.recorder import Recorder, first_manifest, stopped_by_signals
 from tracer.retention import Retention
 from tracer.session import SessionWriter
 
@@ -83,7 +82,7 @@ def main() -> int:
         readers = ClockReaders(
             realtime=lambda: time.time_ns() - (10**10 if time.monotonic() - begin > 6 else 0)
         )
-    writer = SessionWriter(arguments.path, Manifest(tool_version="0"), retention=retention)
+    writer = SessionWriter(arguments.path, first_manifest("0"), retention=retention)
     recorder = Recorder(probes, writer, tree, anchors=ClockAnchors(readers), watchers=watchers)
     with stopped_by_signals(recorder):
         recorder.start()

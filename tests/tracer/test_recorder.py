@@ -20,7 +20,8 @@ from probes.probe import SourceReport, make_batch
 from probes.targets import TargetTree
 from tests.tracer.fake_probes import FailsLater, FakeCalls, OpenCalls, StopsSlowly, Unavailable
 from tracer import recorder as recorder_module
-from tracer.recorder import Recorder, stopped_by_signals
+from tracer.recorder import Recorder, first_manifest, stopped_by_signals
+from tracer.recovery import recover
 from tracer.session import SessionWriter
 from tracer.sources import SourceSlot
 
@@ -267,6 +268,19 @@ def test_a_killed_recorder_leaves_a_readable_session(tmp_path):
     assert killed_ns - last_ns < 5_000 * MS
     ids = session.table("cuda_call")["call_id"].to_pylist()
     assert ids == list(range(len(ids)))
+
+
+def test_a_recorder_that_is_killed_at_once_leaves_a_begin(tmp_path):
+    before_ns = time.monotonic_ns()
+    manifest = first_manifest("0")
+    writer = SessionWriter(tmp_path / "s", manifest)
+    on_disk = Manifest.read(tmp_path / "s")
+    assert before_ns <= on_disk.start_ns <= time.monotonic_ns()
+    assert abs(on_disk.start_realtime_ns - time.time_ns()) < 60_000 * MS
+    writer.close()
+    recover(tmp_path / "s")
+    session = open_session(tmp_path / "s")
+    assert (session.start_ns, session.duration_ns) == (on_disk.start_ns, 0)
 
 
 def test_calls_of_the_simulated_libraries_mark_the_session(tmp_path):
