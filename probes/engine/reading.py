@@ -211,7 +211,8 @@ class _Plan:
             stop = self._starts[row + 1] if row + 1 < len(self._starts) else picked.shape[1]
             result[:, row] = picked[:, self._starts[row] : stop].max(axis=1)
         for row, members in self._constants:
-            told = np.nan_to_num(pages[:, [index for index, _ in members]], nan=-np.inf)
+            told = pages[:, [index for index, _ in members]]
+            told[np.isnan(told)] = -np.inf
             constants = [np.nan if constant is None else constant for _, constant in members]
             result[:, row] = np.array(constants)[told.argmax(axis=1)]
         result *= self._scales

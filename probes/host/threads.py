@@ -148,17 +148,22 @@ class ThreadProbe(BeatProbe[_Reading]):
         """Return a reading of each thread."""
         readings: list[_Reading] = []
         looked_ns = self._clock()
+        is_launching = self._is_launcher
         for pid in sorted(self._targets.pids()):
             listed = self._list(pid)
             if listed is None:
                 continue
             read = self._files.read_small(listed.paths, self._clock)
             for thread, (times, time_ns) in zip(listed.threads, read, strict=True):
-                if times:
-                    readings.append(self._read(thread, times, time_ns))
-                else:
+                if not times:
                     self._threads.pop((pid, thread.tid), None)
                     self._lists.pop(pid, None)
+                    continue
+                is_launcher = is_launching(pid, thread.tid) if is_launching else None
+                looked = thread.looked_ns
+                is_due = looked is None or is_launcher or time_ns - looked >= _LOOK_NS
+                look = self._look(thread, time_ns, bool(is_launcher)) if is_due else None
+                readings.append(_Reading(thread, times, time_ns, is_launcher, look))
         if now_ns >= self._sweep_due_ns:
             self._sweep_due_ns = now_ns + _SWEEP_NS
             self._files.sweep()
@@ -168,17 +173,12 @@ class ThreadProbe(BeatProbe[_Reading]):
         self._looked_ns = looked_ns
         return readings
 
-    def _read(self, thread: _Thread, times: bytes, time_ns: int) -> _Reading:
+    def _look(self, thread: _Thread, time_ns: int, is_launcher: bool) -> _Look:
         """Look at what else is to be told of a thread now."""
-        is_launcher = self._is_launcher(thread.pid, thread.tid) if self._is_launcher else None
-        looked_ns = thread.looked_ns
-        if looked_ns is not None and not is_launcher and time_ns - looked_ns < _LOOK_NS:
-            return _Reading(thread, times, time_ns, is_launcher, None)
-        thread.looked_ns = time_ns
+        is_new, thread.looked_ns = thread.looked_ns is None, time_ns
         status = self._files.read(f"{thread.folder}/status") or b""
         sched = self._files.read(f"{thread.folder}/sched") if is_launcher else None
-        birth = self._born(thread, time_ns, sched) if looked_ns is None else None
-        return _Reading(thread, times, time_ns, is_launcher, _Look(status, sched, birth))
+        return _Look(status, sched, self._born(thread, time_ns, sched) if is_new else None)
 
     def to_columns(self, readings: Sequence[_Reading]) -> Columns:
         """Return a row for each reading whose interval's begin is known."""
