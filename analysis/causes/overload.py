@@ -56,6 +56,11 @@ def find_overload(facts: Facts) -> Finding:
             Exclusion(OVERLOAD, f"requests waited on in {n} of {len(is_queued)} seconds")
         )
         return finding
+    # A short queue that always stands is not the one that grows later.
+    is_deep = load.waiting >= np.maximum(1.0, DEPTH * load.running)
+    deep = assess(load.spans(is_deep), facts.demand)
+    if is_deep.sum() >= N_QUEUED and deep.share >= QUEUED_SHARE:
+        is_queued, severity, n = is_deep, deep, int(is_deep.sum())
     waiting = float(load.waiting[is_queued].mean())
     running = float(load.running[is_queued].mean())
     if waiting < max(1.0, DEPTH * running):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -165,6 +166,20 @@ def test_overload_at_the_limit_of_the_batch(tmp_path: Path, hidden: tuple[str, .
     numbers = {item.name: float(item.value) for item in finding.evidence}
     assert numbers["at_batch_limit"] == 100
     assert numbers["arrivals_rise"] > 1.25
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_short_queue_before_the_deep_one_does_not_hide_the_limit(
+    tmp_path: Path, seed: int
+) -> None:
+    """The batch is below its limit while a short queue stands, and about at it in the deep one."""
+    rng = random.Random(seed)
+    engine = Engine()
+    for second in range(80):
+        is_deep = second >= 35
+        running = rng.uniform(60, 65) if is_deep else 40
+        engine.play(1, running, 60 + 4 * second if is_deep else 2, 0.7)
+    assert of(engine.attribution(tmp_path), "queue.overload").status is Status.FOUND
 
 
 def test_overload_by_a_full_cache_without_eviction(tmp_path: Path) -> None:
