@@ -56,7 +56,9 @@ def _one_engine(scene: Scene, actor: Actor, index: int) -> list[Row]:
         for metric, spec in _with_gauges(phase, part, described).items():
             kind = KINDS[metric]
             if kind == "gauge":
-                level = float(scene.value(spec, share, is_frozen or metric.endswith("_tokens")))
+                # What is configured does not waver.
+                is_exact = is_frozen or metric.endswith(("_tokens", "_max"))
+                level = float(scene.value(spec, share, is_exact))
                 gauges.append((time, metric, _gauge(metric, level)))
             elif kind == "counter":
                 counters[metric] += float(scene.value(spec, share)) * step
