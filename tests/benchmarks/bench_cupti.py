@@ -172,13 +172,14 @@ def million_a_second(
         meeting.close(remove=False)
         command = [str(build_producer(folder)), str(meeting.directory), str(n_records), "1000000"]
         command += ["pairs"] if is_paired else []
-        before = _peak_mb()
+        before = most = _resident_mb()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         read = 0
         rings: list[RingFile] = []
         while process.poll() is None or not rings:
             rings = rings or [RingFile(path) for path in meeting.directory.glob("ring-*")]
             read += sum(take(one) for one in rings)
+            most = max(most, _resident_mb())
             time.sleep(0.05)
         read += take(rings[0])
         rings[0].close(remove=True)
@@ -190,7 +191,7 @@ def million_a_second(
         f"cupti_records_lost{case} {lost:.0f} records {told['made']:.0f} {lost / told['made']:.6f}"
     )
     print(f"cupti_collector_memory{case} {told['peak_kb'] / 1024:.1f} MB - -")
-    print(f"cupti_reader_memory_added{case} {_peak_mb() - before:.1f} MB - -")
+    print(f"cupti_reader_memory_added{case} {most - before:.1f} MB - -")
     print(f"cupti_collector_record{case} {told['drain_ns']:.1f} ns - -", flush=True)
 
 
@@ -212,9 +213,10 @@ def converted() -> Callable[[RingFile], int]:
     return take
 
 
-def _peak_mb() -> float:
-    """Most memory that this process has held so far, MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def _resident_mb() -> float:
+    """Memory that this process holds, MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / (1 << 20)
 
 
 def reader() -> None:
