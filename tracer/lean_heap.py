@@ -14,6 +14,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 LARGE_BYTES = 4 << 20
 #: Heaps that all threads share; by default each thread gets one of its own that only grows.
 HEAPS = 2
+#: Blocks up to this come from the heap of an import (the most that glibc allows).
+KEPT_BLOCK_BYTES = 32 << 20
 #: New objects after which the collector looks at them (700 by default).
 NEW_OBJECTS = 20_000
 
@@ -23,12 +25,23 @@ def make_heap_lean() -> None:
 
     Call it before any thread is started.
     """
+    _set(HEAPS, LARGE_BYTES, LARGE_BYTES)
+
+
+def make_heap_steady() -> None:
+    """Let all threads share one heap, which keeps what is freed: an import needs the same few MB
+    again for every block, and to get new pages from the kernel costs as much as to fill them.
+    """
+    _set(1, KEPT_BLOCK_BYTES, 2 * KEPT_BLOCK_BYTES)
+
+
+def _set(n_heaps: int, largest_bytes: int, trim_bytes: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
-    mallopt(_ARENA_MAX, HEAPS)
-    mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
-    mallopt(_TRIM_THRESHOLD, LARGE_BYTES)
+    mallopt(_ARENA_MAX, n_heaps)
+    mallopt(_MMAP_THRESHOLD, largest_bytes)
+    mallopt(_TRIM_THRESHOLD, trim_bytes)
 
 
 def collect_garbage_seldom() -> Callable[[], None]:

@@ -280,6 +280,8 @@ class _Learner:
                 continue
             self._fixed += word
             if kind in b"{[":
+                if self._is_odd(kind, path, key):
+                    return None
                 path.append((kind, key))
                 index, is_key = 0, kind == b"{"
                 if len(path) == 2 and is_key and key == "args" and self._ends_at_arguments():
@@ -303,6 +305,16 @@ class _Learner:
     def _ends_at_arguments(self) -> bool:
         """Whether nothing of interest is in or behind the arguments."""
         return self._arguments is None and self._needed <= self._seen
+
+    def _is_odd(self, kind: bytes, path: list[tuple[bytes, str]], key: str) -> bool:
+        """Whether a wanted argument is a list or an object, and should not be."""
+        wanted = self._arguments
+        if wanted is None or len(path) != 2 or path[1] != (b"{", "args"):
+            return False
+        is_object = kind == b"{"
+        return (
+            key in wanted.integers or key in wanted.texts or (key in wanted.triples and is_object)
+        )
 
     def _are_triples_whole(self) -> bool:
         for triple in self._arguments.triples if self._arguments else ():

@@ -5,8 +5,9 @@ Theirs is ``TraceAnalysis`` with its temporal breakdown, idle time, queue length
 and overlap. Each runs in a fresh process per file and turn, turns alternate, the median of the
 times counts and the largest memory; loading the libraries is left out of both times. A call of
 theirs that fails counts until it failed and is told on stderr. Memory is the most that a process
-and its children had at once (theirs loads ranks in several): the kernel's figure for each process,
-or the sum of their proportional shares, looked at every 50 ms, whichever is larger.
+and its children had at once (theirs loads ranks in several): the kernel's figure for the first
+(``VmHWM``; what ``getrusage`` tells would begin with the size of this process, which starts it), or
+the sum of their proportional shares, looked at every 50 ms, whichever is larger.
 
 HolisticTraceAnalysis is installed from PyPI into a temporary environment; with
 ``TRACER_HTA_PYTHON`` the interpreter named there is used, which must have it.
@@ -45,7 +46,7 @@ FILES = (
 LARGE = ((FILES[1], 12), (FILES[0], 4))
 
 _OURS = """
-import json, resource, sys, tempfile, time
+import json, sys, tempfile, time
 from pathlib import Path
 from click.testing import CliRunner
 from tracer.cli import main
@@ -63,12 +64,13 @@ with tempfile.TemporaryDirectory() as folder:
     attribute(open_session(session))
     ended = time.perf_counter()
     cpu_s = time.process_time() - cpu_began
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+status = open("/proc/self/status").read()
+peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
 print(json.dumps({"s": ended - began, "cpu_s": cpu_s, "import_s": imported - began, "mib": peak}))
 """
 
 _THEIRS = """
-import json, logging, os, resource, sys, time, warnings
+import json, logging, os, sys, time, warnings
 warnings.simplefilter("ignore")
 from hta.trace_analysis import TraceAnalysis
 logging.disable(logging.CRITICAL)
@@ -87,9 +89,8 @@ for name, options in (
     except Exception as error:
         failed.append(f"{name}: {type(error).__name__}")
 ended, cpu_s = time.perf_counter(), sum(os.times()[:4]) - cpu_began
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-for child in (resource.RUSAGE_CHILDREN,):
-    peak = max(peak, resource.getrusage(child).ru_maxrss / 1024)
+status = open("/proc/self/status").read()
+peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
 print(json.dumps({"s": ended - began, "cpu_s": cpu_s, "mib": peak, "failed": failed}))
 """
 

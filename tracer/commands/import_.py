@@ -39,7 +39,9 @@ def command(file: Path, output: Path, format_name: str | None, force: bool) -> N
       tracer import trace.db -o old.tracer
     """
     from tracer.lean_arrow import give_memory_back, make_arrow_lean
+    from tracer.lean_heap import make_heap_steady
 
+    make_heap_steady()
     make_arrow_lean()
     give_memory_back()
     from probes.recorded.opening import open_recording
