@@ -54,6 +54,7 @@ ROOTS = {
     "power.throttle": {"queue.overload", "queue.retry_storm"},
     # Evicted requests are computed again instead of new ones, which wait.
     "kv.preemption": {"queue.overload", "prefill.hogging"},
+    "kv.undersized": {"kv.preemption", "queue.overload", "prefill.hogging"},
     # Which rank is late comes first; why its host is late is a finding about that rank.
     "collective.straggler": {"launch.host_bound", "host.sync_stall", "host.input_starvation"},
 }
@@ -275,7 +276,7 @@ def _healthy(facts: Facts) -> Verdict:
     """Demand was met: surer with more sources to contradict it."""
     sources = ("cuda_call", "offcpu", "gpu_sample", "engine_sample", "gpu_activity")
     n_sources = sum(facts.session.has(name) for name in sources)
-    confidence = (0.55, 0.65, 0.75, 0.85, 0.92, 0.95)[n_sources] * facts.trust("cuda", "engine")
+    confidence = (0.5, 0.6, 0.7, 0.8, 0.92, 0.95)[n_sources] * facts.trust("cuda", "engine")
     if is_blind(facts):
         # What delays the launching side would not show.
         confidence *= 0.85

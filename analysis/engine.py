@@ -46,6 +46,7 @@ PREFILL_SECONDS = "prefill_seconds"
 PREFILL_TOKENS = "prefill_computed_tokens"
 REQUEST_PROMPT = "request_prompt_tokens"
 REQUEST_ANSWER = "request_generation_tokens"
+REQUEST_MOST = "request_max_tokens"
 REQUEST_N = "request_n"
 WAITING_BY_REASON = "requests_waiting_by_reason"
 DRAFTED = "drafted_tokens"
@@ -311,6 +312,7 @@ def load_engine(session: Session) -> EngineSeries | None:
         PREFILL_TOKENS,
         REQUEST_PROMPT,
         REQUEST_ANSWER,
+        REQUEST_MOST,
         REQUEST_N,
         WAITING_BY_REASON,
         DRAFTED,

@@ -30,7 +30,6 @@ from analysis.causes import (
     preemption,
     prefill,
     pressure,
-    queues,
     regression,
     retries,
     sharing,
@@ -38,6 +37,7 @@ from analysis.causes import (
     straggler,
     suspect,
     throttle,
+    undersized,
 )
 from analysis.causes.declaration import Cause, Needs
 
@@ -69,7 +69,6 @@ _FAMILIES = (
     preemption.CAUSES,
     prefill.CAUSES,
     pressure.CAUSES,
-    queues.CAUSES,
     regression.CAUSES,
     retries.CAUSES,
     sharing.CAUSES,
@@ -77,6 +76,7 @@ _FAMILIES = (
     straggler.CAUSES,
     suspect.CAUSES,
     throttle.CAUSES,
+    undersized.CAUSES,
 )
 
 #: Every cause, sorted by slug.
