@@ -11,6 +11,7 @@ struct slot {
     u32 sequence; /* entries and returns so far */
     u32 depth;    /* traced calls it is inside */
     u64 frames[MAX_DEPTH]; /* stack pointers at entry of these calls */
+    u16 functions[MAX_DEPTH]; /* and which functions they are */
     /* Written by the scheduler's programs. */
     u64 left_ns; /* when it left the CPU, 0 on a CPU */
     u64 wake_ns;
@@ -103,6 +104,12 @@ static __always_inline u64 *frame_at(struct slot *slot, u64 index)
     return &slot->frames[index];
 }
 
+static __always_inline u16 *function_at(struct slot *slot, u64 index)
+{
+    asm volatile("%0 &= %1" : "+r"(index) : "i"(MAX_DEPTH - 1));
+    return &slot->functions[index];
+}
+
 /* Leave the frames at or below a stack pointer: their functions have ended. */
 static __always_inline u32 leave_frames(struct slot *slot, u64 sp)
 {
@@ -136,6 +143,7 @@ static __always_inline struct call_entry *begin_call(struct pt_regs *ctx, u64 co
     u32 flags = 0;
     if (!(cookie & COOKIE_NO_RETURN)) {
         *frame_at(slot, depth) = sp;
+        *function_at(slot, depth) = cookie;
         slot->depth = depth + 1;
     } else {
         slot->depth = depth;
@@ -213,17 +221,19 @@ int call_return(struct pt_regs *ctx)
     u64 sp = ctx->sp - 8; /* the return address is gone from the stack */
     u32 depth = leave_frames(slot, sp - 1);
     u32 sequence = slot->sequence + 1;
-    u64 cookie = bpf_get_attach_cookie(ctx);
     u32 flags = 0;
-    if (depth && *frame_at(slot, depth - 1) == sp)
+    u32 function;
+    if (depth && *frame_at(slot, depth - 1) == sp) {
         depth--;
-    else
+        function = *function_at(slot, depth); /* costs less than the cookie */
+    } else {
+        function = (u16)bpf_get_attach_cookie(ctx);
         flags = NO_ENTRY;
+    }
     slot->depth = depth;
     slot->sequence = sequence;
     struct call_return *call = returns.ringbuf_reserve(sizeof(*call));
     if (!call) {
-        u32 function = (u16)cookie;
         u64 *value = lost_returns.lookup(&function);
         if (value)
             *value += 1;
@@ -232,7 +242,7 @@ int call_return(struct pt_regs *ctx)
     }
     call->time_ns = time_ns;
     call->pid_tgid = id;
-    call->function = cookie;
+    call->function = function;
     call->depth = depth | flags;
     call->sequence = sequence;
     call->result = ctx->ax;
