@@ -26,6 +26,8 @@ TENSOR_PCT = 40.0
 #: left.
 BUSY_PCT = 85.0
 SATURATED_PCT = 95.0
+#: Requests at a time up to which nothing is batched: each token then reads the weights for itself.
+UNBATCHED = 2.0
 N_SAMPLES = 5
 #: Share of the scrapes at which requests must have waited for the device.
 WAITING_SHARE = 0.5
@@ -89,6 +91,14 @@ def _is_short(facts: Facts) -> bool:
     return bool(is_like and gaps[2] >= TOKEN_RISE * gaps[0])
 
 
+def _is_unbatched(facts: Facts) -> bool:
+    """Whether so few requests ran at a time that the device's whole memory serves them alone: what
+    it gives to one, a batch would get for the same reads.
+    """
+    running = None if facts.engine is None else facts.engine.gauge(words.RUNNING)
+    return running is not None and 0 < float(running.value.mean()) <= UNBATCHED
+
+
 def _of_device(facts: Facts, gpu: GpuSamples, device: int) -> Finding | None:
     dram = _mean(facts, gpu.quantity(device, "dram_active_pct"))
     used = _mean(facts, facts.utilisation(device))
@@ -121,7 +131,8 @@ def _of_device(facts: Facts, gpu: GpuSamples, device: int) -> Finding | None:
         )
         return finding
     is_short = _is_short(facts)
-    is_saturated = used[0] >= SATURATED_PCT and dram[0] >= FULL_PCT and bool(computing)
+    is_full = used[0] >= SATURATED_PCT and dram[0] >= FULL_PCT and bool(computing)
+    is_saturated = is_full and _is_unbatched(facts)
     if not is_short and not is_saturated:
         finding.excluded.append(
             Exclusion(BANDWIDTH, f"{text}, but requests hardly waited: it gave what was asked")
@@ -143,8 +154,8 @@ def _of_device(facts: Facts, gpu: GpuSamples, device: int) -> Finding | None:
     if not is_short:
         finding.confidence *= 0.85
         finding.summary += (
-            " No request waited for its turn: it sets how fast tokens come, not how many requests "
-            "are served."
+            " No request waited for its turn, and few ran at a time: it sets how fast their tokens "
+            "come, and more could share it."
         )
     finding.excluded.append(Exclusion("power.throttle", "the SM clock is not what limits it"))
     # Everything is used as it can be: nothing is lost that a remedy on this device returns.
@@ -208,9 +219,10 @@ CAUSES = (
         BANDWIDTH,
         "the device memory is the limit",
         "Kernels wait for DRAM.",
-        "DRAM activity is at its limit at full utilisation while few instructions are issued; less "
-        "of it, or a power limit that was changed and left the tokens as fast, makes it no more "
-        "than suspected.",
+        "DRAM activity is at its limit at full utilisation while few instructions are issued, and "
+        "requests wait, their tokens slow down, or one or two of them need all of it (or no engine "
+        "tells). Less of it, or a changed power limit that left the tokens as fast, makes it no "
+        "more than suspected.",
         "Power-cap flags, PCIe, a device that computes as much.",
         "Record DRAM activity with GPM or DCGM: tracer record --for memory_bandwidth --pid PID.",
         "Move fewer bytes: quantise weights or KV cache, or batch more.",

@@ -103,9 +103,9 @@ def test_tokens_tell_of_the_clock_only_at_like_load(
     assert finding(attribution, "power.throttle").status is status
 
 
-def loaded(path: Path, n_waiting: int = 3, **columns: Any) -> Attribution:
+def loaded(path: Path, n_waiting: int = 3, n_running: int = 4, **columns: Any) -> Attribution:
     engine = Scrapes().play(
-        20, requests_running=4, requests_waiting=n_waiting, generation_tokens=300
+        20, requests_running=n_running, requests_waiting=n_waiting, generation_tokens=300
     )
     builder = engine.builder(path / "session", gpus=[Gpu(0, "GPU")])
     return attribute(builder.add("gpu_sample", gpu_rows(engine.start, 20, **columns)).write())
@@ -124,27 +124,29 @@ def test_memory_bandwidth(tmp_path: Path, dram: float, sm: float, status: Status
 
 
 @pytest.mark.parametrize(
-    ("util", "dram"), [(91.0, 91.0), (98.0, 75.0)], ids=["time left", "memory below its limit"]
+    ("n_running", "util", "dram"),
+    [(1, 91.0, 91.0), (1, 98.0, 75.0), (6, 98.0, 91.0)],
+    ids=["time left", "memory below its limit", "a batch that gets what it asks"],
 )
-def test_a_device_with_room_that_gives_what_is_asked_is_healthy(
-    tmp_path: Path, util: float, dram: float
+def test_a_device_that_gives_what_is_asked_is_healthy_whatever_its_limit(
+    tmp_path: Path, n_running: int, util: float, dram: float
 ) -> None:
     columns = {"util_pct": util, "dram_active_pct": dram, "sm_active_pct": 35.0}
-    attribution = loaded(tmp_path, n_waiting=0, **columns)
+    attribution = loaded(tmp_path, n_waiting=0, n_running=n_running, **columns)
     assert finding(attribution, "memory_bandwidth").status is Status.NOT_FOUND
     assert attribution.verdict.cause == "healthy"
 
 
-def test_a_saturated_memory_is_the_limit_also_where_nobody_waits(tmp_path: Path) -> None:
+def test_a_memory_that_one_request_saturates_is_the_limit_also_where_nobody_waits(
+    tmp_path: Path,
+) -> None:
     columns = {"util_pct": 98.0, "dram_active_pct": 91.0, "sm_active_pct": 35.0}
-    attribution = loaded(tmp_path, n_waiting=0, **columns)
+    attribution = loaded(tmp_path, n_waiting=0, n_running=1, **columns)
     answer = finding(attribution, "memory_bandwidth")
     assert answer.status is Status.FOUND
     assert answer.lost_ns == 0
-    assert (
-        answer.confidence
-        < finding(loaded(tmp_path / "queue", n_waiting=3, **columns), "memory_bandwidth").confidence
-    )
+    queued = loaded(tmp_path / "queue", n_waiting=3, n_running=1, **columns)
+    assert answer.confidence < finding(queued, "memory_bandwidth").confidence
     assert "No request waited" in attribution.verdict.text
 
 
