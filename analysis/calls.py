@@ -134,6 +134,19 @@ class Calls:
         result: Ints = self.start[rows] + self.duration[rows]
         return result
 
+    def lengths(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
+        """Return the lengths in ns of some calls, by their positions, as a new array: of half the
+        size where none is longer than four seconds.
+        """
+        found = np.empty(len(rows), dtype=np.uint32)
+        for first in range(0, len(rows), BLOCK):
+            part = self.duration[rows[first : first + BLOCK]]
+            if part.min() < 0 or part.max() > np.iinfo(np.uint32).max:
+                whole: npt.NDArray[Any] = self.duration[rows]
+                return whole
+            found[first : first + BLOCK] = part
+        return found
+
     @property
     def is_capture(self) -> Bools:
         """Which calls were recorded into a graph, not executed."""

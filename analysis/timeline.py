@@ -251,7 +251,10 @@ class Session:
                     )
                 )
                 is_many = len(segments) >= _MANY_SEGMENTS
-                return [convert(part) for part in (_ahead(parts) if is_many else parts)]
+                converted = [convert(part) for part in (_ahead(parts) if is_many else parts)]
+                # Else Arrow keeps what reading took at its most.
+                pa.default_memory_pool().release_unused()
+                return converted
             except FileNotFoundError:
                 del self._segments[name]
         raise TimelineError(

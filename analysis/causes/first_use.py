@@ -92,17 +92,18 @@ def hypergeometric_tail(n: int, n_marked: int, n_drawn: int, k: int) -> float:
 
 
 def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
-    is_own = calls.is_kind("launch") & ~calls.is_capture & calls.of_process(pid)
-    is_told = (calls.first != NOT_KNOWN) & calls.has_return & (calls.start < facts.complete_ns)
-    launches = positions(is_own & is_told)
+    is_told = calls.is_kind("launch") & calls.of_process(pid) & ~calls.is_capture
+    is_told &= (calls.first != NOT_KNOWN) & calls.has_return
+    is_told[np.searchsorted(calls.start, facts.complete_ns) :] = False
+    launches = positions(is_told)
+    del is_told
     if len(launches) < 2:
         return None
-    first = calls.first[launches]
-    is_certain = bool((first == FIRST_USE).any())
-    is_first = (first == FIRST_USE) if is_certain else (first == FIRST_SEEN)
-    lengths = calls.duration[launches]
-    if lengths.min() >= 0 and lengths.max() <= np.iinfo(np.uint32).max:
-        lengths = lengths.astype(np.uint32)  # a large column in half of the memory
+    is_first = calls.first[launches] == FIRST_USE
+    is_certain = bool(is_first.any())
+    if not is_certain:
+        is_first = calls.first[launches] == FIRST_SEEN
+    lengths = calls.lengths(launches)
     long = np.flatnonzero(lengths > SLOW_NS)
     duration = calls.duration[launches[long]]
     if facts.absences is not None:
@@ -115,9 +116,12 @@ def _first_uses(facts: Facts, calls: Calls, pid: int) -> _FirstUses | None:
             ready = facts.absences.pick(own).ready_spans
             duration[mine] -= intervals.overlap_each(spans[mine], ready)
     lengths[long] = duration
-    repeat = quantiles.median(lengths[~is_first], is_scratch=True)
-    if repeat is None:
-        repeat = float(lengths.min())
+    n_repeats = len(lengths) - int(np.count_nonzero(is_first))
+    if n_repeats:
+        lengths[is_first] = np.iinfo(lengths.dtype).max  # behind all others
+    middle = quantiles.rank(n_repeats, 0.5) if n_repeats else 0
+    lengths.partition(middle)
+    repeat = float(lengths[middle])
     is_slow = (duration > SLOW_RATIO * repeat) & (duration > SLOW_NS)
     excess = np.maximum(duration[is_slow] - int(repeat), 0)
     return _FirstUses(pid, launches, is_first, is_certain, repeat, long[is_slow], excess)
@@ -272,7 +276,7 @@ def _tail_evidence(facts: Facts, calls: Calls, uses: _FirstUses) -> list[Evidenc
                 Evidence(f"launch_{value.label}", int(value.value), "ns", value.n, "cuda_call")
             )
     for label, mask in (("first", uses.is_first), ("repeated", ~uses.is_first)):
-        p50 = quantiles.median(calls.duration[uses.launches[mask]], is_scratch=True)
+        p50 = quantiles.median(calls.lengths(uses.launches[mask]), is_scratch=True)
         if p50 is not None:
             result.append(
                 Evidence(f"{label}_launch_p50", int(p50), "ns", int(mask.sum()), "cuda_call")
