@@ -205,6 +205,10 @@ def _no_demand(facts: Facts) -> Finding | None:
         top = max(mean[0] for mean in means)
         evidence.append(Evidence("utilisation", round(top, 1), "%", means[0][1], "gpu_sample"))
         confidence, how = 0.8, f"no CUDA call came and the device was {top:.0f} % utilised"
+        if facts.calls is None and facts.manifest.source("cuda") is None:
+            # A program whose host work leaves the device alone looks the same.
+            confidence = 0.6
+            how = f"the device was {top:.0f} % utilised (CUDA calls were not recorded)"
     return Finding(
         "no_demand",
         Status.FOUND,

@@ -9,6 +9,8 @@ import pytest
 
 from analysis import attribute
 from analysis.attribution import Attribution
+from analysis.manifest import Source
+from tests.analysis.builder import S, SessionBuilder
 from tests.analysis.scrapes import Scrapes, gpu_rows
 
 SECONDS = 80
@@ -79,3 +81,20 @@ def test_a_long_tail_of_first_tokens_is_not_well(tmp_path: Path, seed: int) -> N
 def test_a_short_tail_is(tmp_path: Path, seed: int, share: float, slow_s: float) -> None:
     attribution = first_tokens(tmp_path, seed, slow_share=share, slow_s=slow_s)
     assert attribution.verdict.cause == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("sources", "most", "said"),
+    [([Source("cuda", "ok")], 0.8, "no CUDA call came"), ([], 0.6, "calls were not recorded")],
+    ids=["recorded", "not recorded"],
+)
+def test_an_unused_device_tells_less_of_demand_without_calls(
+    tmp_path: Path, sources: list[Source], most: float, said: str
+) -> None:
+    limits = {"start_ns": 0, "end_ns": SECONDS * S}
+    builder = SessionBuilder(tmp_path / "session", sources=sources, **limits)
+    verdict = attribute(
+        builder.add("gpu_sample", gpu_rows(0, SECONDS, util_pct=1.0)).write()
+    ).verdict
+    assert verdict.cause == "no_demand" and verdict.confidence == pytest.approx(most)
+    assert said in verdict.text
