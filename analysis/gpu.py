@@ -178,6 +178,10 @@ def load_gpu(session: Session) -> GpuSamples | None:
         "tensor_active_pct",
         "pcie_link_gen",
         "pcie_link_width",
+        "pcie_tx_bytes_per_s",
+        "pcie_rx_bytes_per_s",
+        "nvlink_tx_bytes_per_s",
+        "nvlink_rx_bytes_per_s",
     )
     samples = session.table("gpu_sample", columns=columns).to_pandas()
     names = ("time_ns", "device", "pid", "type", "sm_util_pct", "name", "is_target")
