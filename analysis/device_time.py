@@ -243,10 +243,15 @@ def _keys(left: pa.Table, right: pa.Table) -> tuple[Ints, Ints]:
     """One integer per distinct (rank, process, correlation id), the same in both tables."""
     n = left.num_rows
     code = np.zeros(n + right.num_rows, dtype=np.int64)
+    n_codes = 1
     for column in ("rank", "pid", "correlation_id"):
         values = np.concatenate((_ints(left, column, -1), _ints(right, column, -1)))
+        if (values == values[0]).all():
+            continue
         distinct, inverse = np.unique(values, return_inverse=True)
-        _, code = np.unique(code * len(distinct) + inverse, return_inverse=True)
+        if n_codes > 1:
+            distinct, inverse = np.unique(code * len(distinct) + inverse, return_inverse=True)
+        code, n_codes = inverse, len(distinct)
     return code[:n], code[n:]
 
 

@@ -57,7 +57,8 @@ _ACTIVITY_COLUMNS = [
     "is_collective",
     "rank",
 ]
-_RANGE_COLUMNS = ["start_ns", "duration_ns", "tid", "category", "name", "rank"]
+_PLACE_COLUMNS = ["start_ns", "duration_ns", "tid", "rank"]
+_RANGE_COLUMNS = [*_PLACE_COLUMNS, "category", "name"]
 _CALL_COLUMNS = [
     "start_ns",
     "duration_ns",
@@ -128,24 +129,28 @@ def timed_devices(session: Session, covered: Callable[[int], Ints] | None = None
         calls = session.table("cuda_call", columns=_CALL_COLUMNS)
     ranges = None
     if session.has("annotation"):
-        ranges = input_ranges(session.table("annotation", columns=_RANGE_COLUMNS))
+        # Few of many annotations: they are picked part by part, and no text of the others is made.
+        parts = session.collect("annotation", _RANGE_COLUMNS, input_ranges, keep_dictionaries=True)
+        ranges = pa.concat_tables(parts) if parts else None
     return [
         explain(item, calls, ranges) for item in device_time.by_device(activity, calls, covered)
     ]
 
 
 def input_ranges(annotations: pa.Table) -> pa.Table:
-    """Return the annotations in which the program loads its input."""
+    """Return when and where the program loads its input, as some annotations tell: start, length,
+    thread and rank.
+    """
     names = annotations.column("name").combine_chunks()
     if isinstance(names, pa.ChunkedArray) or not pa.types.is_dictionary(names.type):
         names = annotations.column("name").dictionary_encode().combine_chunks()
     if isinstance(names, pa.ChunkedArray):
         names = names.combine_chunks()
     words = [bool(_INPUT.search(str(word))) for word in names.dictionary.to_pylist()]
-    codes = names.indices.fill_null(0).to_numpy(zero_copy_only=False)
-    is_input = np.array([*words, False])[codes]
-    category = annotations.column("category").to_numpy(zero_copy_only=False)
-    return annotations.filter(is_input & np.isin(category, ("user", "operator")))
+    codes = names.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
+    found = annotations.filter(np.array([*words, False])[codes])
+    category = found.column("category").to_numpy(zero_copy_only=False)
+    return found.filter(np.isin(category, ("user", "operator"))).select(_PLACE_COLUMNS)
 
 
 def explain(activities: Activities, calls: pa.Table | None, ranges: pa.Table | None) -> Idleness:
