@@ -30,6 +30,7 @@ def test_slugs_are_unique_sorted_and_fully_declared() -> None:
         )
         assert all(texts), item.slug
         assert item.is_implemented == (item.needs is not None)
+        assert item.is_implemented or item.stated_by, f"nothing states {item.slug}"
         if item.needs is not None:
             for name in item.needs.tables:
                 schema.table(name)

@@ -115,7 +115,6 @@ def test_fail_on_what_could_not_be_told(blind: str, capsys):
     [
         ("launch.cpu_dely", "did you mean launch.cpu_delay?"),
         (" , ", "names no cause"),
-        ("collective.misroute", "nothing states it"),
     ],
 )
 def test_fail_on_what_would_never_fail_is_refused(delayed: str, capsys, fail_on: str, said: str):
