@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.kept import FILE_NAME as KEPT_NAME
@@ -109,15 +108,15 @@ class SegmentStore:
         target = folder / segment_name(number, number)
         replace_file(target, content)
         self._next[table.name] = number + 1
-        limits = [pc.min_max(batch.column(table.order)) for batch in batches]
+        times = [batch.column(table.order).to_numpy() for batch in batches if batch.num_rows]
         n_rows = sum(batch.num_rows for batch in batches)
         self._segments.setdefault(table.name, []).append(
             SizedSegment(
                 Segment(number, number, target),
                 n_rows,
                 len(content),
-                min(limit["min"].as_py() for limit in limits),
-                max(limit["max"].as_py() for limit in limits),
+                min(int(part.min()) for part in times),
+                max(int(part.max()) for part in times),
             )
         )
         self.n_rows += n_rows

@@ -254,7 +254,7 @@ class SessionWriter:
 
     def _close_buffer(self, buffer: _Buffer) -> None:
         del self._buffers[buffer.table.name]
-        n_bytes = sum(batch.nbytes for batch in buffer.batches)
+        n_bytes = sum(batch.get_total_buffer_size() for batch in buffer.batches)
         job = _Job(buffer.table, buffer.batches, buffer.n_rows, n_bytes)
         with self._condition:
             if self._pending_bytes + n_bytes > self._max_pending_bytes:

@@ -14,7 +14,7 @@ from probes.host.buffer import SECOND_NS, BeatProbe, Columns, columns_of
 from probes.host.cgroup import CgroupMount, cgroups_of, find_mounts, is_setting, sample_cgroups
 from probes.host.cpus import SYS, IdleStates
 from probes.host.held import ReadFile
-from probes.host.pressure import read_pressure
+from probes.host.pressure import RESOURCES, read_pressure
 from probes.probe import PidSource
 
 _NS_PER_TICK = SECOND_NS // proc.TICKS_PER_SECOND
@@ -144,8 +144,8 @@ def read_host(
     Args:
         root: Where /proc is.
         read: Reads a file.
-        with_slow: Also what is slow to tell (pages swapped, faults) or changes slowly (load,
-            memory).
+        with_slow: Also what is slow to tell (pages swapped, faults), changes slowly (load,
+            memory) or adds up meanwhile (waits for memory and I/O).
     """
     columns: dict[str, int | float] = {}
     columns.update(_cpu(read(f"{root}/stat") or b""))
@@ -155,7 +155,8 @@ def read_host(
             columns["load1"] = float(words[0])
         except (ValueError, IndexError):
             columns.pop("load1", None)
-    columns.update(read_pressure(f"{root}/pressure", read=read))
+    waited_for = RESOURCES if with_slow else ("cpu",)
+    columns.update(read_pressure(f"{root}/pressure", read=read, resources=waited_for))
     memory = _numbers(_MEMORY, read(f"{root}/meminfo") if with_slow else None)
     for name, column in (
         (b"MemAvailable", "memory_available_bytes"),

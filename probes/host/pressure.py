@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from probes.host.held import ReadFile
 from probes.host.proc import read_bytes
 
+#: What tasks wait for.
+RESOURCES = ("cpu", "memory", "io")
 #: Column of ``host_sample`` by file and line.
 _COLUMNS = {
     ("cpu", "some"): "cpu_some_ns",
@@ -24,16 +27,22 @@ def parse_pressure(text: str) -> dict[str, int]:
     return {match[1]: int(match[2]) * 1000 for match in _TOTAL.finditer(text)}
 
 
-def read_pressure(folder: str, suffix: str = "", read: ReadFile = read_bytes) -> dict[str, int]:
+def read_pressure(
+    folder: str,
+    suffix: str = "",
+    read: ReadFile = read_bytes,
+    resources: Sequence[str] = RESOURCES,
+) -> dict[str, int]:
     """Return the columns of ``host_sample`` that the pressure files of a folder fill, in ns.
 
     Args:
         folder: ``/proc/pressure``, or the folder of a cgroup (version 2).
         suffix: What follows the resource's name: empty, or ``.pressure`` in a cgroup.
         read: Reads a file.
+        resources: What the pressure is read of.
     """
     columns: dict[str, int] = {}
-    for resource in ("cpu", "memory", "io"):
+    for resource in resources:
         data = read(f"{folder}/{resource}{suffix}")
         if data is None:
             continue
