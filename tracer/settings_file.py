@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import signal
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -134,8 +135,12 @@ class SettingsFile:
             InputError: it cannot be read.
             UsageError: it says what cannot be.
         """
+        # A pipe that nobody writes to would hold up the recording.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         try:
-            with self.path.open("rb") as file:
+            with os.fdopen(os.open(self.path, flags), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise InputError(f"{self.path} is no regular file; give the file of --config")
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise InputError(

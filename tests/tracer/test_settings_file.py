@@ -82,6 +82,19 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path, content):
         SettingsFile(path, LongRunOptions()).read()
 
 
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_regular_file_does_not_hold_up_the_recording(tmp_path, kind):
+    path = tmp_path / "f"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(InputError, match=f"{path} .*; give"):
+        SettingsFile(path, LongRunOptions()).read()
+
+
 def test_reading_again_changes_the_recording_and_a_wrong_file_changes_nothing(tmp_path):
     path = tmp_path / "f"
     path.write_text("trigger = xid\nkeep = 10m\n")
