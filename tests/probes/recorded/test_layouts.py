@@ -154,9 +154,8 @@ def test_what_is_read_is_what_json_says(changes):
         args = event["args"] if isinstance(event["args"], dict) else {}
         known = {key: value for key, value in args.items() if key in ARGUMENTS.elements}
         grid = known.pop("grid", None)
-        expected = (
-            {} if not grid or len(grid) != 3 else {f"grid.{i}": n for i, n in enumerate(grid)}
-        )
+        is_triple = isinstance(grid, list) and len(grid) == 3
+        expected = {f"grid.{axis}": n for axis, n in enumerate(grid)} if is_triple else {}
         assert (known.pop("Collective name", None) is not None) == bool(flags)
         expected |= {key: value for key, value in known.items() if value is not None}
         assert {
