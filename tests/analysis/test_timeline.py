@@ -45,6 +45,25 @@ def test_rows_come_in_order_and_by_range(session: Path) -> None:
     assert times(session, start_ns=5, end_ns=9) == [5, 7]
 
 
+def test_many_segments_are_read_ahead_in_order(
+    session: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(6):
+        write_segment(session, rows(2 * index, 2 * index + 1), "gpu_sample", index, index)
+    damaged = session / "gpu_sample" / "0000000002-0000000002.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    opened = open_session(session)
+    expected = [0, 1, 2, 3, 6, 7, 8, 9, 10, 11]
+    assert opened.table("gpu_sample")["time_ns"].to_pylist() == expected
+    assert len(opened.problems) == 1
+
+    def refuse(*_arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    assert times(session) == expected
+
+
 def test_a_damaged_segment_is_skipped_and_said(session: Path) -> None:
     write_segment(session, rows(1), "gpu_sample", 0, 0)
     path = write_segment(session, rows(2), "gpu_sample", 1, 1)
