@@ -20,6 +20,9 @@ N_QUEUED = 5
 QUEUED_SHARE = 0.25
 #: Queue against the batch: a shorter one is served within a fraction of a request's time.
 DEPTH = 0.25
+#: Share of the queued windows in which tokens must come: else the service hangs, and its queue
+#: follows from that.
+SERVED_SHARE = 0.5
 #: Share of the queued windows in which the batch or the cache must be full.
 FULL_SHARE = 0.6
 #: The batch counts as full from this share of its limit on.
@@ -87,8 +90,14 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
     assert facts.engine is not None
     n = int(is_queued.sum())
     generated = load.generated[is_queued & np.isfinite(load.generated)]
-    if len(generated) and generated.sum() <= 0:
-        finding.excluded.append(Exclusion(OVERLOAD, "no token came: nothing was served at all"))
+    if len(generated) and (generated <= 0).mean() > 1 - SERVED_SHARE:
+        finding.excluded.append(
+            Exclusion(
+                OVERLOAD,
+                f"no token came in {100 * (generated <= 0).mean():.0f} % of the seconds with a "
+                "queue: nothing was served",
+            )
+        )
         return
     at_limit = _at_limit(facts.engine, load, is_queued)
     at_full_cache = _at_full_cache(load)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from analysis import engine as words
-from analysis import quantiles
+from analysis import quantiles, trend
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.engine_load import KV_FULL, Flags, Floats, Load, load_windows
 from analysis.facts import Facts
@@ -28,6 +28,8 @@ NEAR_NS = 20_000_000_000
 #: Rise of the time between tokens in the windows with preemptions, or fall of the tokens, that
 #: shows that they cost something.
 EFFECT = 1.15
+#: Over hours the time between tokens follows the evictions from this rank correlation on.
+FOLLOWS = 0.8
 
 
 def find_preemption(facts: Facts) -> Finding:
@@ -120,6 +122,8 @@ def _decide(
         finding.settled_by = "scrapes more often than once a second, with the use of the KV cache"
         return
     if effect is not None and effect < EFFECT and repeated < MATERIAL_SHARE:
+        if _suspect_growing(facts, load, finding, n):
+            return
         finding.excluded.append(
             Exclusion(
                 PREEMPTION,
@@ -154,6 +158,40 @@ def _decide(
     finding.excluded.append(
         Exclusion("prefill.hogging", "prompts were computed again, beyond those that arrived")
     )
+
+
+def _suspect_growing(facts: Facts, load: Load, finding: Finding, n: float) -> bool:
+    """Fill in that over hours tokens became slower with the evictions; return whether that is so:
+    a mean over all of the time hides what the last hours cost.
+    """
+    edges = trend.blocks(int(load.edges[0]), int(load.edges[-1]))
+    if edges is None:
+        return False
+    at = np.searchsorted(edges, load.edges[:-1], side="right") - 1
+    blocks = [at == index for index in range(len(edges) - 1)]
+    gaps = np.array([(load.token_gap(block) or (np.nan, 0))[0] for block in blocks])
+    rates = np.array([float(np.nansum(load.preempted[block])) for block in blocks])
+    alike, rise = trend.rank_correlation(gaps, rates), trend.ratio(gaps)
+    if alike is None or rise is None or alike[0] < FOLLOWS or not trend.is_steady(gaps):
+        return False
+    if 1 - 1 / rise < MATERIAL_SHARE:
+        return False
+    finding.evidence += [
+        Evidence("inter_token_rise", round(rise, 2), "ratio", alike[1], "engine_sample"),
+        Evidence("rank_correlation", round(alike[0], 2), "", alike[1], "engine_sample"),
+    ]
+    finding.lost_share = (1 - 1 / rise) / 2
+    finding.lost_ns = int(finding.lost_share * facts.demand_ns)
+    finding.status, finding.confidence = Status.UNDECIDED, 0.5
+    finding.undecided_because = (
+        f"{n:.0f} requests were preempted from a full cache, and tokens took {rise:.2f} times as "
+        "long in the last third as in the first, following the evictions; contexts that get longer "
+        "look the same, and how many tokens were computed again is not exposed"
+    )
+    finding.settled_by = (
+        "the size of the pool, prompt tokens computed, and the same load with fewer requests"
+    )
+    return True
 
 
 def _while_evicting(load: Load) -> Flags:

@@ -148,6 +148,41 @@ def test_latency_that_rises_over_flat_memory_is_not(tmp_path: Path) -> None:
     assert finding(attribution, "kv.pool_growth").status is Status.NOT_FOUND
 
 
+def evicted_for_hours(path: Path, seed: int, *, slower: float, kv: float = 0.97) -> Attribution:
+    """Four hours without evictions, then eight with ever more, in which tokens become slower."""
+    rng = np.random.default_rng(seed)
+    engine = Scrapes(period=120)
+    for index in range(12 * 30):
+        late = max(index / 30 - 4, 0.0) / 8
+        engine.play(
+            120,
+            requests_running=24,
+            requests_waiting=0,
+            generation_tokens=1_500 / (1 + late * (slower - 1)) * rng.uniform(0.97, 1.03),
+            kv_usage=kv if late else 0.7,
+            preemptions=0.5 * late,
+        )
+    return engine.attribution(path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_that_become_slower_with_evictions_over_hours_are_suspected(
+    tmp_path: Path, seed: int
+) -> None:
+    attribution = evicted_for_hours(tmp_path, seed, slower=1.25)
+    answer = finding(attribution, "kv.preemption")
+    assert answer.status is Status.UNDECIDED and "following the evictions" in (
+        answer.undecided_because
+    )
+    assert attribution.verdict.candidates[0] == "kv.preemption"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_evictions_that_slow_nothing_over_hours_are_not(tmp_path: Path, seed: int) -> None:
+    answer = finding(evicted_for_hours(tmp_path, seed, slower=1.0), "kv.preemption")
+    assert answer.status is Status.NOT_FOUND
+
+
 def test_a_trend_is_told_from_noise() -> None:
     rng = np.random.default_rng(1)
     noise = rng.normal(size=24)

@@ -251,6 +251,17 @@ def test_a_queue_behind_slower_service_is_not_overload(tmp_path: Path) -> None:
     assert attribution.verdict.cause == "unknown"
 
 
+@pytest.mark.parametrize("hung_s", [15, 40])
+def test_a_queue_while_nothing_is_served_is_not_overload(tmp_path: Path, hung_s: int) -> None:
+    """A hang: the last tokens come within its first second."""
+    engine = (
+        Engine().play(20, 8).play(1, 8, 3).play(hung_s, 8, 9, gap_ms=1e300, prompts=0, finished=0)
+    )
+    finding = of(engine.attribution(tmp_path), "queue.overload")
+    assert finding.status is Status.NOT_FOUND
+    assert "nothing was served" in finding.excluded[-1].reason
+
+
 def test_nothing_is_said_without_an_engine(tmp_path: Path) -> None:
     attribution = attribute(SessionBuilder(tmp_path / "s", start_ns=0, end_ns=S).write())
     for cause in ("kv.preemption", "queue.overload"):

@@ -110,7 +110,8 @@ def page(results: Sequence[Result], notes: Sequence[str], command: str) -> str:
         "(`contention_while_spinning`, `hang_before_the_recording`, `hogging_by_turns`, "
         "`overload_recorded`, `collections_every_second`, `interpreter_held_for_long`, "
         "`throttled_training`, `late_rank_of_six`, `frontend_recorded`, `healthy_speculation`, "
-        "`healthy_checkpoint`, `healthy_two_tenants`), eleven were right at first sight.",
+        "`healthy_checkpoint`, `healthy_two_tenants`), eleven were right at first sight; of five "
+        "stories of users that were written later (`story_*`), three.",
         "",
     ]
     columns = list(_groups(whole))
