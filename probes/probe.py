@@ -139,7 +139,7 @@ def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
         if values is None:
             if not column.nullable:
                 raise ValueError(f"table {table.name} needs column {column.name}")
-            arrays.append(pa.nulls(length, arrow_field.type))
+            arrays.append(_nulls(arrow_field.type, length))
         elif isinstance(values, pa.DictionaryArray) and column.type == "str":
             arrays.append(values)
             coded[column.name] = values.type
@@ -168,3 +168,17 @@ def _coded_schema(declared: pa.Schema, coded: tuple[tuple[str, pa.DataType], ...
             schema = schema.set(place, schema.field(place).with_type(kind))
         found = _coded_schemas[id(declared), coded] = (declared, schema)
     return found[1]
+
+
+#: Nulls of each type, which batches share: columns that a source cannot fill cost no memory.
+_shared_nulls: dict[Any, Any] = {}
+
+
+def _nulls(kind: pa.DataType, n: int) -> pa.Array:
+    """So many nulls of a type."""
+    import pyarrow as pa
+
+    found = _shared_nulls.get(kind)
+    if found is None or len(found) < n:
+        found = _shared_nulls[kind] = pa.nulls(max(n, 1024), kind)
+    return found.slice(0, n)

@@ -145,4 +145,6 @@ def _by_pid(rows: pa.RecordBatch, kinds: Set[str]) -> list[tuple[int, NDArray[np
     is_outer = rows["depth"].to_numpy() == 0
     chosen = np.flatnonzero(is_outer & which_are(rows["kind"], kinds))
     pids = rows["pid"].to_numpy()[chosen]
+    if len(pids) and (pids == pids[0]).all():
+        return [(int(pids[0]), chosen)]
     return [(pid, chosen[pids == pid]) for pid in np.unique(pids).tolist()]

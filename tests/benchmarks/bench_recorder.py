@@ -41,6 +41,9 @@ def main() -> None:
         length_s = ((manifest.end_ns or 0) - (manifest.start_ns or 0)) / 1e9
         n_calls = session.table("cuda_call", columns=["start_ns"]).num_rows
         n_lost = sum(source.n_lost for source in manifest.sources)
+        for source in manifest.sources:
+            if source.n_lost:
+                print(f"{source.name} lost {source.n_lost}: {source.note}", file=sys.stderr)
         n_bytes = sum(path.stat().st_size for path in (session_path / "cuda_call").iterdir())
     busy = 100 * recorder.cost_ns / 1e9 / length_s
     rss_mb = recorder.details["max_rss_bytes"] / 1e6
