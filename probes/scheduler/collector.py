@@ -86,10 +86,11 @@ class GarbageCollections:
             return [] if tracing.is_closed else self._collect(tracing, time.monotonic_ns())
 
     def report(self) -> SourceReport:
-        """Return the rows and losses so far, and the processes that were watched."""
+        """Return the rows and losses so far, and the processes that tell of their collections;
+        that none does (no Python, or one without markers) is no fault of the recording.
+        """
         details = {"pids": sorted(self._watched)}
-        note = "" if self._watched else "No recorded process tells of its garbage collections."
-        return SourceReport(self.name, self._n_rows, self._n_lost, note=note, details=details)
+        return SourceReport(self.name, self._n_rows, self._n_lost, details=details)
 
     def _follow(self, tracing: Tracing, now_ns: int) -> None:
         """Attach to interpreters that were not seen yet, and let go of those that ended."""
