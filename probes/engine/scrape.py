@@ -67,6 +67,9 @@ class Scraper(threading.Thread):
         self._namespace = namespace
         self._clock = clock
         self._stop_event = threading.Event()
+        #: Held until it is to stop: waiting for a lock costs a fraction of waiting for an event.
+        self._gate = threading.Lock()
+        self._gate.acquire()
         self._lock = threading.Lock()
         self._ready: deque[Batch] = deque()
         self._pages: list[Page] = []
@@ -91,7 +94,7 @@ class Scraper(threading.Thread):
             self.cost_ns = time.thread_time_ns()
             pause = self._interval_ns if is_good else min(2 * pause, _MAX_PAUSE_NS)
             due = max(due + pause, self._clock())
-            self._stop_event.wait((due - self._clock()) / 1e9)
+            self._gate.acquire(timeout=max(due - self._clock(), 0) / 1e9)
         self._fetcher.close()
         self._read_pages()
 
@@ -110,7 +113,9 @@ class Scraper(threading.Thread):
 
     def stop(self) -> None:
         """Ask the thread to end, without waiting for it."""
-        self._stop_event.set()
+        if not self._stop_event.is_set():
+            self._stop_event.set()
+            self._gate.release()
         self._fetcher.abort()
 
     def _scrape(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -65,21 +65,25 @@ class _Look(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """The file ``schedstat`` of a thread at one time, and the others where they were looked at."""
+    """The files ``schedstat`` of the threads of a process, and when each was read.
 
-    thread: _Thread
-    times: bytes
-    time_ns: int
-    is_launcher: bool | None
-    look: _Look | None
+    ``looks`` are what else was read of some, ``launching`` who launches; by the thread's place.
+    """
+
+    threads: Sequence[_Thread]
+    times: Sequence[tuple[bytes | None, int]]
+    launching: Sequence[bool | None] | None
+    looks: Mapping[int, _Look]
 
 
-class _Threads(NamedTuple):
-    """The threads of one process, and the paths of their times."""
+@dataclass(slots=True, eq=False)
+class _Threads:
+    """The threads of one process, the paths of their times, and when one is to be looked at."""
 
     n_links: int
     threads: list[_Thread]
     paths: list[str]
+    due_ns: int = 0
 
 
 class _Row(NamedTuple):
@@ -148,30 +152,53 @@ class ThreadProbe(BeatProbe[_Reading]):
         """Return a reading of each thread."""
         readings: list[_Reading] = []
         looked_ns = self._clock()
-        is_launching = self._is_launcher
         for pid in sorted(self._targets.pids()):
             listed = self._list(pid)
             if listed is None:
                 continue
-            read = self._files.read_small(listed.paths, self._clock)
-            for thread, (times, time_ns) in zip(listed.threads, read, strict=True):
-                if not times:
-                    self._threads.pop((pid, thread.tid), None)
-                    self._lists.pop(pid, None)
-                    continue
-                is_launcher = is_launching(pid, thread.tid) if is_launching else None
-                looked = thread.looked_ns
-                is_due = looked is None or is_launcher or time_ns - looked >= _LOOK_NS
-                look = self._look(thread, time_ns, bool(is_launcher)) if is_due else None
-                readings.append(_Reading(thread, times, time_ns, is_launcher, look))
+            times = self._files.read_small(listed.paths, self._clock)
+            launching = None
+            if self._is_launcher is not None:
+                launching = [self._is_launcher(pid, thread.tid) for thread in listed.threads]
+            looks: dict[int, _Look] = {}
+            if looked_ns >= listed.due_ns or (launching is not None and any(launching)):
+                looks = self._look_at(listed, times, launching)
+            readings.append(_Reading(listed.threads, times, launching, looks))
+            if not all(data for data, _ in times):
+                self._lists.pop(pid, None)
+                for thread, (data, _) in zip(listed.threads, times, strict=True):
+                    if not data:
+                        self._threads.pop((pid, thread.tid), None)
         if now_ns >= self._sweep_due_ns:
             self._sweep_due_ns = now_ns + _SWEEP_NS
             self._files.sweep()
             self._lists.clear()
-            seen = {(reading.thread.pid, reading.thread.tid) for reading in readings}
-            self._threads = {key: self._threads[key] for key in seen}
+            self._threads = {
+                (thread.pid, thread.tid): thread
+                for reading in readings
+                for thread, (data, _) in zip(reading.threads, reading.times, strict=True)
+                if data
+            }
         self._looked_ns = looked_ns
         return readings
+
+    def _look_at(
+        self,
+        listed: _Threads,
+        times: Sequence[tuple[bytes | None, int]],
+        launching: Sequence[bool | None] | None,
+    ) -> dict[int, _Look]:
+        """Look at what else is to be told of those threads whose time has come."""
+        looks: dict[int, _Look] = {}
+        due_ns = times[0][1] + _LOOK_NS if times else 0
+        for place, (thread, (data, time_ns)) in enumerate(zip(listed.threads, times, strict=True)):
+            looked, is_launcher = thread.looked_ns, bool(launching and launching[place])
+            if data and (looked is None or is_launcher or time_ns - looked >= _LOOK_NS):
+                looks[place] = self._look(thread, time_ns, is_launcher)
+            if thread.looked_ns is not None:
+                due_ns = min(due_ns, thread.looked_ns + _LOOK_NS)
+        listed.due_ns = due_ns
+        return looks
 
     def _look(self, thread: _Thread, time_ns: int, is_launcher: bool) -> _Look:
         """Look at what else is to be told of a thread now."""
@@ -182,7 +209,13 @@ class ThreadProbe(BeatProbe[_Reading]):
 
     def to_columns(self, readings: Sequence[_Reading]) -> Columns:
         """Return a row for each reading whose interval's begin is known."""
-        rows = [row for reading in readings if (row := _row(reading)) is not None]
+        rows: list[_Row] = []
+        for threads, times, launching, looks in readings:
+            for place, (thread, (data, time_ns)) in enumerate(zip(threads, times, strict=True)):
+                is_launcher = None if launching is None else launching[place]
+                row = _row(thread, data, time_ns, is_launcher, looks.get(place)) if data else None
+                if row is not None:
+                    rows.append(row)
         return dict(zip(_Row._fields, zip(*rows, strict=True), strict=True)) if rows else {}
 
     def _list(self, pid: int) -> _Threads | None:
@@ -229,9 +262,10 @@ def _times(data: bytes | None) -> tuple[int, int] | None:
         return None
 
 
-def _row(reading: _Reading) -> _Row | None:
-    """Take over a reading, and return its row; None when the interval's begin is not known."""
-    thread, data, time_ns, is_launcher, look = reading
+def _row(
+    thread: _Thread, data: bytes, time_ns: int, is_launcher: bool | None, look: _Look | None
+) -> _Row | None:
+    """Take over what was read, and return its row; None when the interval's begin is not known."""
     times = _times(data)
     if times is None:
         return None
