@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from analysis.schema import EVENT, LOSS, Table
-from probes.attach import Attachment, Place
+from probes.attach import Attachment, Place, close_together
 from probes.cuda.calls import CudaCalls
 from probes.cuda.elf import ElfError, ElfFile
 from probes.cuda.loading import COLLECTOR_PROGRAM
@@ -77,8 +77,7 @@ class GarbageCollections:
     def stop(self) -> Iterable[Batch]:
         """Detach and return what is left."""
         tracing, self._tracing = self._tracing, None
-        for attachment in self._attached.values():
-            attachment.close()
+        close_together(self._attached.values())
         self._attached.clear()
         if tracing is None:
             return []
