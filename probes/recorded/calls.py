@@ -27,9 +27,20 @@ def nullable(values: npt.NDArray[Any], is_null: npt.NDArray[np.bool_]) -> pa.Arr
     return pa.array(values, mask=is_null)
 
 
-def texts(codes: npt.NDArray[Any], names: Sequence[str | None]) -> pa.Array:
-    """Return the Arrow string array ``names[code]`` for each code."""
-    return pa.array(names, pa.string()).take(pa.array(codes))
+def texts(codes: npt.NDArray[Any], names: Sequence[str | None]) -> pa.DictionaryArray:
+    """Return the coded Arrow text ``names[code]`` for each code."""
+    known = list(dict.fromkeys(name for name in names if name is not None))
+    place = {name: index for index, name in enumerate(known)}
+    places = np.array([-1 if name is None else place[name] for name in names], np.int32)
+    indices = places[codes]
+    return pa.DictionaryArray.from_arrays(
+        pa.array(indices, mask=indices < 0), pa.array(known, pa.string())
+    )
+
+
+def same(value: int | None, n: int) -> pa.Array:
+    """Return an Arrow array of a number, or of null, ``n`` times."""
+    return pa.nulls(n, pa.int64()) if value is None else pa.array(np.full(n, value))
 
 
 class CallAssembler:

@@ -30,10 +30,11 @@ _PYTHON_MAX_BYTES = 16 << 20
 #: Rows held before they are sorted and handed out.
 _HELD_ROWS = 300_000
 _MAX_FILES = 10_000
+_MAX_RANKS = 10**9
 _PROBE_BYTES = 64 << 10
 _BASE_KEY = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})')
 _RANK_KEY = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d{1,9})')
-_RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _LOOKS = re.compile(rb'"(traceEvents|schemaVersion|deviceProperties|distributedInfo)"|"ph"\s*:')
 
 
@@ -145,8 +146,9 @@ class KinetoRecording:
             if tables.n_held > _HELD_ROWS:
                 yield from self._flush(tables, stream, rank)
         known = stream.header.get("distributedInfo")
-        if isinstance(known, dict) and isinstance(known.get("rank"), int):
-            rank = known["rank"]
+        if isinstance(known, dict):
+            told = known.get("rank")
+            rank = told if isinstance(told, int) and 0 <= told < _MAX_RANKS else rank
         self._note_header(stream.header)
         yield from self._flush(tables, stream, rank)
         self._ranks.append(rank)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from analysis.schema import ANNOTATION, GPU_ACTIVITY, KERNEL_FUNCTION
 from probes.probe import Batch, make_batch
 from probes.recorded.activity_names import copy_kind_of, is_collective_name
-from probes.recorded.calls import CallAssembler, nullable, texts
+from probes.recorded.calls import CallAssembler, nullable, same, texts
 from probes.recorded.columns import Gathered, Names, distinct
 from probes.recorded.devices import DeviceIndex
 from probes.recorded.recording import BATCH_ROWS, Problems
@@ -159,7 +159,7 @@ class TraceTables:
                 "correlation_id": nullable(piece["correlation"], piece["no_correlation"]),
                 "graph_id": nullable(piece["graph"], piece["no_graph"]),
                 "is_collective": (piece["kind"] == 0) & (piece["is_collective"] | collective[code]),
-                "rank": [rank] * len(code),
+                "rank": same(rank, len(code)),
             }
             for shape in ("grid", "block"):
                 for axis, letter in enumerate("xyz"):
@@ -241,7 +241,7 @@ class TraceTables:
                     ),
                     "return_code": nullable(piece["return_code"], piece["no_return_code"]),
                     "correlation_id": nullable(piece["correlation"], piece["no_correlation"]),
-                    "rank": [rank] * len(at),
+                    "rank": same(rank, len(at)),
                 },
                 (kernels[at], no_match | ~is_kernel | is_graph),
             )
@@ -261,7 +261,7 @@ class TraceTables:
                     "tid": nullable(piece["tid"], piece["no_tid"]),
                     "category": texts(piece["category"], RANGE_CATEGORIES),
                     "name": texts(codes, [names[code] for code in unique.tolist()]),
-                    "rank": [rank] * len(codes),
+                    "rank": same(rank, len(codes)),
                 },
             )
 
