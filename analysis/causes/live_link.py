@@ -12,6 +12,7 @@ from analysis import intervals, quantiles
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.severity import MATERIAL_SHARE
+from analysis.threads import Launcher
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -123,6 +124,18 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
         generation <= SLOW_GENERATION and float(large[:, 1].sum()) / seconds >= AWAKE_BYTES_PER_S
     )
     least = SLOW_EXPLAINED if is_slow else EXPLAINED
+    held = 0.0 if on_link >= least * unexplained else _held(facts, launcher, device, unexplained)
+    if held >= EXPLAINED * unexplained:
+        finding.evidence.append(
+            Evidence("idle_inside_pageable_copies", round(100 * held, 1), "%", n, "cuda_call")
+        )
+        finding.status, finding.confidence = Status.FOUND, 0.75 * facts.trust("cuda", "nvml")
+        finding.summary = (
+            f"{text[0].upper()}{text[1:]}: the launching thread was inside copies from pageable "
+            f"memory for at least {100 * held:.0f} % meanwhile, which pinned memory and a stream "
+            "for copies would hide."
+        )
+        return finding
     if on_link < least * unexplained:
         finding.status, finding.confidence = Status.UNDECIDED, 0.5
         finding.undecided_because = (
@@ -136,3 +149,18 @@ def _of_device(facts: Facts, device: int | None) -> Finding | None:
         " The link runs at a low generation under load." if is_slow else ""
     )
     return finding
+
+
+def _held(facts: Facts, launcher: Launcher, device: int | None, unexplained: float) -> float:
+    """Least share of the demand in which no kernel ran while the launching thread was inside large
+    copies from pageable memory, which keep it: what the rest of the waiting cannot hold.
+    """
+    copies = facts.copies(launcher.pid, ("h2d_pageable",))
+    starts = copies[copies[:, 1] >= LARGE_BYTES][:, 0]
+    calls = launcher.calls
+    inside = intervals.union(launcher.spans(calls.is_kind("copy") & np.isin(calls.start, starts)))
+    outstanding = intervals.union(facts.steps(launcher.pid).outstanding)
+    elsewhere = intervals.subtract(intervals.subtract(outstanding, inside), facts.busy(device))
+    rest = intervals.total(intervals.intersect(elsewhere, facts.demand)) / facts.demand_ns
+    within = intervals.total(intervals.intersect(inside, facts.demand)) / facts.demand_ns
+    return max(min(unexplained - rest, within), 0.0)

@@ -294,14 +294,12 @@ def test_a_page_that_stands_still_while_steps_go_on(tmp_path: Path, is_frozen: b
     assert answer.status is (Status.FOUND if is_frozen else Status.NOT_FOUND)
 
 
-def copying(path: Path, size: int, copy_ns: int) -> Attribution:
+def copying(path: Path, size: int, copy_ns: int, kind: str = "h2d_pageable") -> Attribution:
     """Training steps with a batch that is copied in before each, by a call that waits for it."""
     service = Service(seed=8, has_engine=False, has_nvml=False)
     while service.now < service.start + 15 * S:
         if size:
-            service.call(
-                "cudaMemcpyAsync", "copy", copy_ns, copy_kind="h2d_pageable", size_bytes=size
-            )
+            service.call("cudaMemcpyAsync", "copy", copy_ns, copy_kind=kind, size_bytes=size)
         service.decode_step()
     util = 100 * 8 / (9 + copy_ns / MS * bool(size))
     rows = gpu_rows(service.start, 15, util_pct=util, pcie_link_gen=4, pcie_link_width=16)
@@ -319,6 +317,19 @@ def copying(path: Path, size: int, copy_ns: int) -> Attribution:
 )
 def test_copies_over_the_host_link(tmp_path: Path, size: int, copy_ns: int, status: Status) -> None:
     assert finding(copying(tmp_path, size, copy_ns), "transfer.host_link").status is status
+
+
+@pytest.mark.parametrize("copy_ms", [12, 20])
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("h2d_pageable", Status.FOUND), ("h2d", Status.UNDECIDED)],
+    ids=["pageable", "pinned"],
+)
+def test_pageable_copies_below_the_links_rate_hold_their_caller(
+    tmp_path: Path, copy_ms: int, kind: str, status: Status
+) -> None:
+    attribution = copying(tmp_path, 8_000_000 * copy_ms, copy_ms * MS, kind)
+    assert finding(attribution, "transfer.host_link").status is status
 
 
 def test_the_time_before_a_neighbour_came_is_time_alone(tmp_path: Path) -> None:

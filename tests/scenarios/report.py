@@ -110,10 +110,11 @@ def page(results: Sequence[Result], notes: Sequence[str], command: str) -> str:
         "(`contention_while_spinning`, `hang_before_the_recording`, `hogging_by_turns`, "
         "`overload_recorded`, `collections_every_second`, `interpreter_held_for_long`, "
         "`throttled_training`, `late_rank_of_six`, `frontend_recorded`, `healthy_speculation`, "
-        "`healthy_checkpoint`, `healthy_two_tenants`), eleven were right at first sight; of ten "
-        "that were written later (`story_*`, `healthy_one_long_answer`, "
+        "`healthy_checkpoint`, `healthy_two_tenants`), eleven were right at first sight; of "
+        "fourteen that were written later (`story_*`, `healthy_one_long_answer`, "
         "`healthy_prompts_now_and_then`, `healthy_rush_hour`, `throttled_decode`, "
-        "`contention_in_bursts`), eight.",
+        "`contention_in_bursts`, `hang_at_the_first_request`, `overload_at_the_end`, "
+        "`cache_on_the_host`, `swapped_out`), eleven.",
         "",
     ]
     columns = list(_groups(whole))
