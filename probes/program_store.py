@@ -28,7 +28,7 @@ MAX_FILES = 8
 #: Largest file that is read.
 MAX_BYTES = 4 << 20
 #: Name of what is kept: instructions depend on who wrote them down.
-_FORMAT = "1"
+_FORMAT = "2"
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _INSTRUCTION = struct.Struct("<BBhi")
@@ -60,7 +60,10 @@ def load(
         return None
     descriptors: list[int] = []
     try:
-        kept = json.loads(data)
+        told, _, content = data.partition(b"\n")
+        if told != _sum_of(content):
+            return None
+        kept = json.loads(content)
         maps = {}
         by_number = []
         for one in kept["maps"]:
@@ -100,8 +103,9 @@ def keep(key: str, kept: Mapping[str, Any], folder: Path = FOLDER) -> None:
         if not _is_own(folder.lstat(), stat.S_ISDIR):
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="ascii") as file:
-            json.dump(kept, file)
+        content = json.dumps(kept).encode("ascii")
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(_sum_of(content) + b"\n" + content)
         temporary.rename(target)
         files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         for path in files[:-MAX_FILES]:
@@ -117,6 +121,10 @@ def forget(folder: Path = FOLDER) -> None:
         path.unlink(missing_ok=True)
 
 
+def _sum_of(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode("ascii")
+
+
 def _is_own(status: os.stat_result, is_kind: Any) -> bool:
     """Whether a file is of that kind, and this user's and nobody else's to write."""
     mode = status.st_mode
@@ -128,7 +136,7 @@ def _read_own(path: Path) -> bytes | None:
     try:
         if not _is_own(path.parent.lstat(), stat.S_ISDIR):
             return None
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not _is_own(status, stat.S_ISREG) or status.st_size > MAX_BYTES:
                 return None
