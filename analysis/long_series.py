@@ -97,13 +97,14 @@ def launch_lengths(session: Session, edges: Ints) -> Lengths | None:
         window = np.searchsorted(edges, time, side="right") - 1
         is_in = (window >= 0) & (window < len(edges) - 1)
         weight = rows["n_calls"].to_numpy() if is_summary else np.ones(len(time), dtype=np.int64)
-        keys = np.stack((window[is_in], upper[is_in]), axis=1)
-        if len(keys) == 0:
-            return
-        unique, at = np.unique(keys, axis=0, return_inverse=True)
-        sums = np.bincount(at.reshape(-1), weights=weight[is_in], minlength=len(unique))
-        for (index, bound), n in zip(unique.tolist(), sums.tolist(), strict=True):
-            found[index, bound] = found.get((index, bound), 0) + round(n)
+        bounds = pa.array(upper[is_in]).dictionary_encode()
+        distinct = bounds.dictionary.to_pylist()
+        pairs = window[is_in] * len(distinct) + bounds.indices.to_numpy()
+        keys = pa.array(pairs).dictionary_encode()
+        sums = np.bincount(keys.indices.to_numpy(), weight[is_in], len(keys.dictionary))
+        for key, n in zip(keys.dictionary.to_pylist(), sums.tolist(), strict=True):
+            index, at = divmod(key, len(distinct))
+            found[index, distinct[at]] = found.get((index, distinct[at]), 0) + round(n)
 
     session.collect(name, columns, add, start_over=found.clear)
     bounds = sorted({bound for _, bound in found})

@@ -6,8 +6,8 @@ million calls are the goals: 5 s, and 1 GB (1,000,000,000 bytes).
 
 ``analyze.N`` counts all calls of an hour's session, each with the driver's inside; in
 ``analyze.outermost`` none is inside another, so that twice as many are looked at. ``linearity`` is
-the time that a call adds from half of the largest session on, over that which it adds before: 1
-is linear, more is worse.
+the CPU time that a call adds from half of the largest session on, over that which it adds before:
+1 is linear, more is worse.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ def run(*arguments: str) -> Run:
 
 
 def measure(name: str, session: Path, *arguments: str, has_goal: bool) -> float:
-    """Print what a command takes on a session, and return its elapsed time in s."""
+    """Print what a command takes on a session, and return its CPU time in s."""
     runs = [run(*arguments, str(session)) for _ in range(TURNS)]
-    elapsed = statistics.median(item.elapsed_s for item in runs)
+    cpu = statistics.median(item.cpu_s for item in runs)
     for figure, value, unit, goal in (
-        ("elapsed", elapsed, "s", GOAL_S),
-        ("cpu", statistics.median(item.cpu_s for item in runs), "s", None),
+        ("elapsed", statistics.median(item.elapsed_s for item in runs), "s", GOAL_S),
+        ("cpu", cpu, "s", None),
         ("peak", max(item.peak_mb for item in runs), "MB", GOAL_MB),
     ):
         compared = f"{goal:.2f} {goal / value:.2f}" if has_goal and goal else "- -"
         print(f"{name}.{figure} {value:.2f} {unit} {compared}", flush=True)
-    return elapsed
+    return cpu
 
 
 def build(folder: Path, n_calls: int, *options: str) -> None:
