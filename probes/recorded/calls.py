@@ -34,7 +34,7 @@ def texts(codes: npt.NDArray[Any], names: Sequence[str | None]) -> pa.Dictionary
     places = np.array([-1 if name is None else place[name] for name in names], np.int32)
     indices = places[codes]
     return pa.DictionaryArray.from_arrays(
-        pa.array(indices, mask=indices < 0), pa.array(known, pa.string())
+        pa.array(indices, mask=indices < 0), pa.array(known or [""], pa.string())
     )
 
 

@@ -176,6 +176,6 @@ def test_layouts_and_parser_agree_on_real_traces(shared_data, monkeypatch):
         for one, other in zip(rows, again, strict=True):
             # The numbers of kernels are given in the order in which their names are met.
             columns = [column for column in one.rows.schema.names if column != "kernel"]
-            assert one.rows.select(columns).equals(other.rows.select(columns))
+            assert one.rows.select(columns).to_pydict() == other.rows.select(columns).to_pydict()
         assert list(by_layout.problems) == list(parsed.problems)
         assert by_layout.manifest_facts() == parsed.manifest_facts()
