@@ -262,7 +262,8 @@ def _tail_evidence(facts: Facts, calls: Calls, uses: _FirstUses) -> list[Evidenc
     cost = np.bincount(inverse, uses.excess if is_any else None)
     block, code = divmod(int(keys[np.argmax(cost)]), n)
     edges = facts.start_ns + np.array([block, block + 1]) * width
-    first, last = np.searchsorted(uses.launches, np.searchsorted(calls.start, edges))
+    cuts = np.searchsorted(calls.start, edges).astype(np.int32)
+    first, last = np.searchsorted(uses.launches, cuts)
     rows = uses.launches[first:last]
     rows = rows[calls.function[rows] == code]
     name, begin = calls.functions[code], block * width / 1e9

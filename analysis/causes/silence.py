@@ -82,7 +82,7 @@ def find_gaps(facts: Facts, calls: Calls, pid: int) -> list[Gap]:
     modules = calls.start[(calls.kind == KIND["module"]) & calls.of_process(pid)]
     result = []
     for start, end in long.tolist():
-        at = int(np.searchsorted(launches, np.searchsorted(calls.start, end)))
+        at = int(np.searchsorted(launches, np.int32(np.searchsorted(calls.start, end))))
         after = firsts[at : at + AFTER_GAP]
         if len(after) == 0 or not after[0] or after.mean() < AFTER_GAP_FIRSTS:
             continue
