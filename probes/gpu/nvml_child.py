@@ -45,11 +45,7 @@ FAST_COLUMNS = (
     "power_instant_mw",
     "energy_mj",
     "sm_clock_mhz",
-    "memory_clock_mhz",
     "clock_reasons",
-    "temperature_celsius",
-    "memory_used_bytes",
-    "memory_total_bytes",
 )
 #: Length of a frame, before it.
 FRAME_HEAD = struct.Struct("<I")
@@ -270,12 +266,9 @@ class Sampler:
         if energy is None:
             energy = call("nvmlDeviceGetTotalEnergyConsumption", device, handle)
         sm_clock = call("nvmlDeviceGetClockInfo", device, handle, 1, variant=1)
-        memory_clock = call("nvmlDeviceGetClockInfo", device, handle, 2, variant=2)
         reasons = call("nvmlDeviceGetCurrentClocksEventReasons", device, handle)
         if reasons is None:
             reasons = call("nvmlDeviceGetCurrentClocksThrottleReasons", device, handle)
-        temperature = call("nvmlDeviceGetTemperature", device, handle, 0)
-        memory = call("nvmlDeviceGetMemoryInfo", device, handle)
         row = (
             (begin + time.monotonic_ns()) // 2,
             device,
@@ -286,11 +279,7 @@ class Sampler:
             instant,
             energy,
             sm_clock,
-            memory_clock,
             reasons,
-            temperature,
-            int(memory.used) if memory is not None else None,
-            int(memory.total) if memory is not None else None,
         )
         self._outbox.put("fast", (row, self._slow_sampler.take(device)))
 

@@ -1,4 +1,5 @@
-"""What NVML tells slowly or what changes slowly: processes, limits, links, buffers, health, GPM.
+"""What NVML tells slowly or what changes slowly: processes, limits, memory, temperature, links,
+buffers, health, GPM.
 
 Runs in a thread of the sampler's child process, so that its calls (PCIe throughput takes 20 ms a
 counter) never hold up the fast samples.
@@ -104,7 +105,12 @@ class SlowSampler:
             self._put("gpm", (time.monotonic_ns(), device, columns))
         self._sample_instances(device)
         call = self._driver.call
+        used, total = self._memory_of(device, handle)
         once: dict[str, Any] = {
+            "memory_clock_mhz": call("nvmlDeviceGetClockInfo", device, handle, 2, variant=2),
+            "temperature_celsius": call("nvmlDeviceGetTemperature", device, handle, 0),
+            "memory_used_bytes": used,
+            "memory_total_bytes": total,
             "pcie_link_gen": call("nvmlDeviceGetCurrPcieLinkGeneration", device, handle),
             "pcie_link_width": call("nvmlDeviceGetCurrPcieLinkWidth", device, handle),
             **self._read_links(device, handle, with_pcie),
@@ -247,16 +253,16 @@ class SlowSampler:
             parts.append((number if isinstance(number, int) else None, uuid, part))
         return parts
 
-    def _memory_of(self, device: int, part: Any) -> tuple[int | None, int | None]:
-        """Used and whole memory of a MIG instance."""
-        memory = self._driver.call("nvmlDeviceGetMemoryInfo", device, part, variant=1)
+    def _memory_of(self, device: int, part: Any, variant: int = 0) -> tuple[int | None, int | None]:
+        """Used and whole memory of a GPU, or of a MIG instance of it (another variant)."""
+        memory = self._driver.call("nvmlDeviceGetMemoryInfo", device, part, variant=variant)
         return (None, None) if memory is None else (int(memory.used), int(memory.total))
 
     def _describe_instances(self, device: int) -> list[dict[str, Any]]:
         """What the manifest says of the MIG instances of a GPU."""
         described = []
         for instance, uuid, part in self._parts[device]:
-            used, total = self._memory_of(device, part)
+            used, total = self._memory_of(device, part, variant=1)
             described.append(
                 {
                     "uuid": uuid,
@@ -274,7 +280,7 @@ class SlowSampler:
         """
         measured = set()
         for instance, uuid, part in self._parts.get(device, ()):
-            used, total = self._memory_of(device, part)
+            used, total = self._memory_of(device, part, variant=1)
             columns: dict[str, Any] = {"memory_used_bytes": used, "memory_total_bytes": total}
             # Several compute instances share the counters of one GPU instance.
             if instance is not None and instance not in measured:

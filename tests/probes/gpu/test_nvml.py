@@ -87,7 +87,7 @@ def test_what_is_sampled(mock_nvml: Path, faults: Faults) -> None:
         assert rec.until(lambda: len(rec.of(0)) > 20 and len(rec.of(1)) > 20)
         assert rec.until(lambda: any(row["nvlink_tx_bytes_per_s"] for row in rec.of(0)))
     assert not rec.events
-    row = next(row for row in rec.of(1) if row["power_limit_mw"] is not None)
+    row = next(row for row in rec.of(1) if row["temperature_celsius"] is not None)
     expected = {
         "util_pct": 43.0,
         "memory_util_pct": 7.0,
@@ -301,7 +301,7 @@ def test_gpm_where_there_is_it_each_metric_by_itself(mock_nvml: Path, faults: Fa
 
 
 def test_it_backs_off_when_the_driver_is_slow(mock_nvml: Path, faults: Faults) -> None:
-    with recording(mock_nvml, faults("nvmlDeviceGetTemperature * slow")) as rec:
+    with recording(mock_nvml, faults("nvmlDeviceGetUtilizationRates * slow")) as rec:
         assert rec.until(lambda: "asked less often" in rec.probe.report().note, 15)
     assert not rec.events
     assert any(row["query_ns"] > 25 * MS for row in rec.of(0))
