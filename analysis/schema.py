@@ -118,7 +118,7 @@ class Table:
     def __iter__(self) -> Iterator[Column]:
         return iter(self.columns)
 
-    @property
+    @cached_property
     def column_names(self) -> tuple[str, ...]:
         """Names of the columns, in order."""
         return tuple(column.name for column in self.columns)
@@ -133,6 +133,11 @@ class Table:
             if column.name == name:
                 return column
         raise KeyError(f"table {self.name} has no column {name}")
+
+    @cached_property
+    def arrow_types(self) -> tuple[pa.DataType, ...]:
+        """Arrow type of each column."""
+        return tuple(self.arrow_schema().types)
 
     def arrow_schema(self) -> pa.Schema:
         """Arrow schema; unit and meaning of each column are its field metadata."""

@@ -127,27 +127,26 @@ def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
     """
     import pyarrow as pa
 
-    unknown = set(columns) - set(table.column_names)
+    unknown = columns.keys() - table.column_names
     if unknown:
         raise ValueError(f"table {table.name} has no column {', '.join(sorted(unknown))}")
     length = len(next(iter(columns.values())))
     schema = table.arrow_schema()
     arrays = []
     coded = {}
-    for column, arrow_field in zip(table.columns, schema, strict=True):
+    for column, type_ in zip(table.columns, table.arrow_types, strict=True):
         values = columns.get(column.name)
         if values is None:
             if not column.nullable:
                 raise ValueError(f"table {table.name} needs column {column.name}")
-            arrays.append(_nulls(arrow_field.type, length))
+            arrays.append(_nulls(type_, length))
         elif isinstance(values, pa.DictionaryArray) and column.type == "str":
             arrays.append(values)
             coded[column.name] = values.type
         elif isinstance(values, (pa.Array, pa.ChunkedArray)):
-            is_cast = values.type != arrow_field.type
-            arrays.append(values.cast(arrow_field.type) if is_cast else values)
+            arrays.append(values if values.type == type_ else values.cast(type_))
         else:
-            arrays.append(pa.array(values, type=arrow_field.type))
+            arrays.append(pa.array(values, type=type_))
     if coded:
         schema = _coded_schema(schema, tuple(coded.items()))
     return Batch(table, pa.RecordBatch.from_arrays(arrays, schema=schema))
