@@ -9,7 +9,6 @@ NumPy; nothing is done per record.
 from __future__ import annotations
 
 import mmap
-import struct
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +49,10 @@ class Ring:
             descriptor, 2 * page + size_bytes, prot=mmap.PROT_READ, offset=page
         )
         self._data_offset = page
+        # Written as a whole word: the kernel looks at any moment, and struct.pack_into makes it 0
+        # first, which the kernel takes for a ring that is full.
+        self._consumed = memoryview(self._consumer)[:8].cast("Q")
+        self._produced = memoryview(self._shared)[:8].cast("Q")
         #: Records taken so far.
         self.n_records = 0
         #: Most bytes that lay waiting at a drain.
@@ -60,14 +63,12 @@ class Ring:
     @property
     def n_reserved(self) -> int:
         """Records that were ever put into the ring, the waiting ones included."""
-        (producer,) = struct.unpack_from("<Q", self._shared, 0)
-        return int(producer // self._stride)
+        return self._produced[0] // self._stride
 
     @property
     def n_waiting(self) -> int:
         """Records that lie in the ring now."""
-        (consumer,) = struct.unpack_from("<Q", self._consumer, 0)
-        return self.n_reserved - int(consumer // self._stride)
+        return self.n_reserved - self._consumed[0] // self._stride
 
     @property
     def n_room(self) -> int:
@@ -85,8 +86,7 @@ class Ring:
         Raises:
             RingError: a record has another size; the positions are not moved.
         """
-        (consumer,) = struct.unpack_from("<Q", self._consumer, 0)
-        (producer,) = struct.unpack_from("<Q", self._shared, 0)
+        consumer, producer = self._consumed[0], self._produced[0]
         waiting = producer - consumer
         self.peak_bytes = max(self.peak_bytes, waiting)
         n_waiting = waiting // self._stride
@@ -101,7 +101,7 @@ class Ring:
             n_more, n_kept_more = self._copy(start, n_waiting - n_first, copied[n_kept:])
             n_taken, n_kept = n_taken + n_more, n_kept + n_kept_more
         self.is_complete = consumer + n_taken * self._stride >= producer
-        struct.pack_into("<Q", self._consumer, 0, consumer + n_taken * self._stride)
+        self._consumed[0] = consumer + n_taken * self._stride
         self.n_records += n_kept
         return copied[:n_kept].view(self._record)
 
@@ -131,5 +131,7 @@ class Ring:
 
     def close(self) -> None:
         """Unmap the buffer."""
+        self._consumed.release()
+        self._produced.release()
         self._consumer.close()
         self._shared.close()

@@ -116,3 +116,32 @@ def test_drained_records_are_copies(kernel):
     for _ in range(170):
         kernel.put()
     assert records["number"].tolist() == [0]
+
+
+def test_the_kernel_never_sees_a_position_go_back(kernel):
+    ring = Ring(kernel.descriptor, SIZE, RECORD)
+    stop_read, stop_write = os.pipe()
+    child = os.fork()
+    if not child:  # looks at the consumer's position as the kernel does, at any moment
+        word = memoryview(kernel.map)[:8].cast("Q")
+        os.set_blocking(stop_read, False)
+        last, has_gone_back = 0, False
+        while True:
+            for _ in range(1000):
+                now = word[0]
+                has_gone_back |= now < last
+                last = now
+            try:
+                os.read(stop_read, 1)
+            except BlockingIOError:
+                continue
+            os._exit(int(has_gone_back))
+    for _ in range(20_000):
+        kernel.put()
+        assert len(ring.drain()) == 1
+    os.write(stop_write, b"x")
+    _, status = os.waitpid(child, 0)
+    ring.close()
+    os.close(stop_read)
+    os.close(stop_write)
+    assert os.waitstatus_to_exitcode(status) == 0
