@@ -1,11 +1,13 @@
 """Reads the ring of one process in bulk. What it holds was written by the program: nothing in it is
-trusted further than its own rows.
+trusted further than its own rows. It is read by calls and not mapped: of a mapped file that the
+program cuts short, a look would end the recorder.
 """
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +66,9 @@ OFF, ON, FAILED, ENDED = range(4)
 
 _MAGIC = 0x74726372696E6732
 _HEADER_BYTES = 4096
+_TAIL_PLACE = 192
+#: Longest name, with its end.
+_MAX_NAME = 4096
 _MAX_RECORDS = 1 << 20
 #: More cannot have been lost.
 _MAX_LOST = 1 << 53
@@ -125,9 +130,10 @@ class RingFile:
             size = os.fstat(descriptor).st_size
             if size < _HEADER_BYTES:
                 raise RingError("it is too short")
-            self._map = mmap.mmap(descriptor, size)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        self._descriptor = descriptor
         header = self.header()
         self._n_records = int(header["n_records"])
         self._names_bytes = int(header["names_bytes"])
@@ -140,7 +146,7 @@ class RingFile:
             or self._names_bytes > _MAX_NAMES_BYTES
             or whole > size
         ):
-            self._map.close()
+            os.close(descriptor)
             raise RingError("its header is not of this version")
         self._tail = int(header["tail"])
         self._names: dict[int, str] = {}
@@ -155,14 +161,12 @@ class RingFile:
 
     def header(self) -> np.void:
         """Return a copy of the header."""
-        view = np.frombuffer(self._map, HEADER, 1)
-        header: np.void = view.copy()[0]
+        header: np.void = np.frombuffer(self._bytes(HEADER.itemsize, 0), HEADER)[0]
         return header
 
     def skip(self) -> None:
         """Pass over what lies there: it is of an earlier recording."""
-        self._tail = int(self.header()["head"])
-        np.frombuffer(self._map, "<u8", 1, 192)[:] = self._tail
+        self._pass(int(self.header()["head"]))
 
     def drain(self, max_records: int = _MAX_RECORDS) -> npt.NDArray[np.void]:
         """Return a copy of the records that were added since the last call, oldest first."""
@@ -173,27 +177,21 @@ class RingFile:
             self.n_bad += 1
             self._tail, n = head, 0
         n = min(n, max_records)
-        offset = _HEADER_BYTES + self._names_bytes
-        view = np.frombuffer(self._map, RECORD, self._n_records, offset)
         first = self._tail & (self._n_records - 1)
-        records = np.concatenate(
-            (view[first : first + n], view[: max(first + n - self._n_records, 0)])
-        )
-        del view
-        self._tail += n
-        np.frombuffer(self._map, "<u8", 1, 192)[:] = self._tail
+        n_first = min(n, self._n_records - first)
+        content = self._records(first, n_first) + self._records(0, n - n_first)
+        self._pass(self._tail + n)
         self.n_records += n
-        return records
+        return np.frombuffer(content, RECORD)
 
     def name(self, offset: int) -> str | None:
         """Return a kernel's name by its place, None where there is none."""
         if not 0 < offset < self._names_bytes:
             return None
         if offset not in self._names:
-            begin = _HEADER_BYTES + offset
-            end = self._map.find(b"\0", begin, _HEADER_BYTES + self._names_bytes)
-            text = self._map[begin : end if end >= 0 else begin]
-            self._names[offset] = text[:4096].decode("utf-8", "replace")
+            n_bytes = min(_MAX_NAME, self._names_bytes - offset)
+            text, end, _ = self._bytes(n_bytes, _HEADER_BYTES + offset).partition(b"\0")
+            self._names[offset] = text.decode("utf-8", "replace") if end else ""
         return self._names[offset] or None
 
     def losses(self) -> Losses:
@@ -204,7 +202,21 @@ class RingFile:
         return Losses(lost + self.n_bad, *others)
 
     def close(self, *, remove: bool) -> None:
-        """Unmap the file; with ``remove`` delete it."""
-        self._map.close()
+        """Let go of the file; with ``remove`` delete it."""
+        os.close(self._descriptor)
         if remove:
             self.path.unlink(missing_ok=True)
+
+    def _bytes(self, n_bytes: int, place: int) -> bytes:
+        """Bytes of the file; zeros where it was cut short."""
+        return os.pread(self._descriptor, n_bytes, place).ljust(n_bytes, b"\0")
+
+    def _records(self, first: int, n: int) -> bytes:
+        place = _HEADER_BYTES + self._names_bytes + first * RECORD.itemsize
+        return self._bytes(n * RECORD.itemsize, place)
+
+    def _pass(self, tail: int) -> None:
+        """Give the program the room up to a position."""
+        self._tail = tail
+        with contextlib.suppress(OSError):  # the file was cut short, and its disk is full
+            os.pwrite(self._descriptor, struct.pack("<Q", tail), _TAIL_PLACE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -84,6 +85,22 @@ def test_a_short_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"short")
     with pytest.raises(RingError):
         RingFile(path)
+
+
+def test_a_ring_that_is_cut_short_does_not_end_the_reader(tmp_path: Path) -> None:
+    path = tmp_path / "ring-1-1"
+    write_ring(path, head=4)
+    ring = RingFile(path)
+    set_head(path, 6)
+    for size in (4096 + NAMES + 2 * RECORD.itemsize, 200, 0):
+        os.truncate(path, size)
+        ring.drain()
+        assert ring.name(8) in ("axpy", None)
+        ring.losses()
+    assert ring.n_records == 6
+    path.write_bytes(b"")
+    assert len(ring.drain()) == 0
+    ring.close(remove=True)
 
 
 def test_names_end_where_their_room_does(tmp_path: Path) -> None:
