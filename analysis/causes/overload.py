@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis import engine as words
+from analysis import quantiles
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.engine_load import KV_FULL, Flags, Load, load_windows
 from analysis.engine import EngineSeries
@@ -30,6 +31,8 @@ AT_LIMIT = 0.95
 #: A batch that holds to its largest size counts as full too, from this share of the limit on: not
 #: every place can be used (a token budget, requests of several sequences).
 NEAR_LIMIT = 0.75
+#: Percentile of the sizes near the largest that counts as the largest.
+LARGEST = 0.9
 #: Service counts as slower from this rise of the time between tokens on, and arrivals as more.
 SLOWER = 1.5
 MORE = 1.25
@@ -207,7 +210,9 @@ def _at_limit(engine: EngineSeries, load: Load, is_queued: Flags) -> Flags:
         limit = float(exposed.value.max())
         if most < NEAR_LIMIT * limit or most >= AT_LIMIT * limit:
             return _is_at_least(load, AT_LIMIT * limit)
-    held = _is_at_least(load, AT_LIMIT * most)
+    # The largest size but for a few scrapes, which requests that leave late exceed.
+    usual = quantiles.quantile(load.running[_is_at_least(load, NEAR_LIMIT * most)], LARGEST)
+    held = _is_at_least(load, AT_LIMIT * (most if usual is None else usual.value))
     # A batch that only touches its largest size is held by something else.
     is_limit = most >= 1 and held[is_queued].mean() >= FULL_SHARE
     return held if is_limit else np.zeros(len(held), dtype=bool)
