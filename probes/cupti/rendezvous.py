@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -52,11 +53,14 @@ class Rendezvous:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         try:
-            descriptor = os.open(directory / _CONTROL, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # It is written by calls: a mapped file that is cut short would end the recorder.
+            control = os.open(directory / _CONTROL, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._control = control
             try:
-                self._map = mmap.mmap(descriptor, _SIZE)
-            finally:
-                os.close(descriptor)
+                self._map = mmap.mmap(control, _SIZE)
+            except BaseException:
+                os.close(control)
+                raise
         except (OSError, ValueError) as error:
             raise ProbeError(
                 f"The directory {directory} is not prepared for device times ({error}). "
@@ -66,7 +70,7 @@ class Rendezvous:
         self._descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         #: The directory as this process reaches it for as long as this is open.
         self.reach = Path(f"/proc/self/fd/{self._descriptor}")
-        if struct.unpack_from("=Q", self._map, 0)[0] != _MAGIC:
+        if self._word("=Q", 0) != _MAGIC:
             self.close(remove=False)
             raise ProbeError(
                 f"The directory {directory} was prepared by another version of tracer. "
@@ -131,8 +135,7 @@ class Rendezvous:
     @property
     def is_on(self) -> bool:
         """Whether collection is switched on."""
-        mode: int = struct.unpack_from("=I", self._map, _MODE)[0]
-        return bool(mode & _ON)
+        return bool(self._word("=I", _MODE) & _ON)
 
     def switch(self, is_on: bool, now_ns: int, *, graph_nodes: bool = False) -> None:
         """Switch collection on or off in every process, at once.
@@ -144,21 +147,31 @@ class Rendezvous:
         """
         self.beat(now_ns)
         mode = (_ON if is_on else 0) | (_GRAPH_NODES if graph_nodes else 0)
-        struct.pack_into("=I", self._map, _MODE, mode)
-        (changes,) = struct.unpack_from("=I", self._map, _CHANGES)
-        struct.pack_into("=I", self._map, _CHANGES, (changes + 1) & 0xFFFFFFFF)
+        self._write("=I", _MODE, mode)
+        self._write("=I", _CHANGES, (self._word("=I", _CHANGES) + 1) & 0xFFFFFFFF)
         self._wake()
 
     def beat(self, now_ns: int) -> None:
         """Show that somebody reads; without that collection ends by itself after 5 s."""
-        struct.pack_into("=Q", self._map, _BEAT, now_ns)
+        self._write("=Q", _BEAT, now_ns)
 
     def close(self, *, remove: bool) -> None:
         """Let go of the directory; with ``remove`` it goes, though a program may still map it."""
         self._map.close()
+        os.close(self._control)
         os.close(self._descriptor)
         if remove:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _word(self, format: str, place: int) -> int:
+        n_bytes = struct.calcsize(format)
+        content = os.pread(self._control, n_bytes, place).ljust(n_bytes, b"\0")
+        word: int = struct.unpack(format, content)[0]
+        return word
+
+    def _write(self, format: str, place: int, word: int) -> None:
+        with contextlib.suppress(OSError):  # cut short by the program, and the disk is full
+            os.pwrite(self._control, struct.pack(format, word), place)
 
     def _wake(self) -> None:
         """End the sleep of every helper thread; without it they look once a second."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -55,3 +56,13 @@ def test_switching_is_seen_by_another_reader(tmp_path: Path) -> None:
     second.close(remove=False)
     first.close(remove=True)
     assert not (tmp_path / "meeting").exists()
+
+
+def test_a_control_file_that_is_cut_short_does_not_end_the_recorder(tmp_path: Path) -> None:
+    meeting = Rendezvous.create(tmp_path / "meeting")
+    os.truncate(meeting.directory / "control", 0)
+    assert not meeting.is_on
+    meeting.switch(True, time.monotonic_ns())
+    meeting.beat(time.monotonic_ns())
+    assert meeting.is_on
+    meeting.close(remove=True)
