@@ -19,7 +19,9 @@ from probes.recorded.words import Bools, Ints, Literal, Words
 _DOUBT = re.compile(
     rb'\}\s*(?:\]|,\s*(?:[-\d\[]|true|false|null|NaN|Infinity|"(?:[^"\\]|\\.)*"\s*[,\]]))'
 )
-#: Spaces between two objects at most; objects further apart are cut with the next.
+#: What follows the list of events; within a string a quote would come before.
+_AFTER_LIST = re.compile(rb'\s*(?:\}\s*\Z|,\s*"[^"\\]*"\s*:)')
+#: Spaces between two objects at most; where there are more, the text is cut the other way.
 _MAX_SPACES = 200
 _IS_SPACE = np.zeros(256, bool)
 _IS_SPACE[np.frombuffer(b" \t\r\n", np.uint8)] = True
@@ -28,6 +30,7 @@ _IS_SPACE[np.frombuffer(b" \t\r\n", np.uint8)] = True
 _BETWEEN = re.compile(rb"\}[ \t\r\n]{0,20},[ \t\r\n]{0,20}\{")
 _NESTED = re.compile(rb"\}[ \t\r\n]{0,20}\}")
 _EXAMPLE_BYTES = 1 << 16
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 _QUOTE, _OPEN, _CLOSE, _ESCAPE = 1, 2, 3, 4
 _CLASSES = np.zeros(256, np.uint8)
@@ -45,7 +48,10 @@ def cut_between(text: Words) -> tuple[Ints, Ints, int | None] | None:
     characters = np.frombuffer(text.data, np.uint8)
     opens = np.flatnonzero(characters == ord("{"))
     closes = np.flatnonzero(characters == ord("}"))
-    ends, starts = _cuts(text, characters, opens)
+    cuts = _cuts(text, characters, opens)
+    if cuts is None:
+        return None
+    ends, starts = cuts
     # After an object comes another, or the end of the one around it; else there may be doubt.
     is_told = np.zeros(len(closes), bool)
     is_told[np.searchsorted(closes, ends - 1)] = True
@@ -58,6 +64,8 @@ def cut_between(text: Words) -> tuple[Ints, Ints, int | None] | None:
             continue
         if doubt[0][-1:] != b"]" or int(np.searchsorted(opens, place)) != index + 1:
             return None
+        if _AFTER_LIST.match(text.data[doubt.end() : text.end]) is None:
+            return None
         # As many objects have begun as have ended: it is the list itself that ends here.
         end = doubt.end() - 1
         ends = np.append(ends[ends <= place], place + 1)
@@ -66,19 +74,37 @@ def cut_between(text: Words) -> tuple[Ints, Ints, int | None] | None:
     n_front = int(ends[-1]) if len(ends) else 0
     if np.searchsorted(opens, n_front) != np.searchsorted(closes, n_front):
         return None
+    if _is_in_text(text, characters, n_front):
+        return None
     return ends, starts, end
 
 
-def _cuts(text: Words, characters: npt.NDArray[np.uint8], opens: Ints) -> tuple[Ints, Ints]:
+def _is_in_text(text: Words, characters: npt.NDArray[np.uint8], place: int) -> bool:
+    """Whether a text between quotes is cut at a place."""
+    n_quotes = int(np.count_nonzero(characters[text.begin : place] == ord('"')))
+    if text.data.find(b"\\", text.begin, place) >= 0:
+        escapes = _ESCAPED.finditer(text.data, text.begin, place)
+        n_quotes -= sum(escape[0] == b'\\"' for escape in escapes)
+    return n_quotes % 2 == 1
+
+
+def _cuts(text: Words, characters: npt.NDArray[np.uint8], opens: Ints) -> tuple[Ints, Ints] | None:
+    """Where objects end before another, and where that begins; None where any is too far away."""
     example = _BETWEEN.search(text.data, text.begin, _EXAMPLE_BYTES)
     is_cut = _ends_with(text, opens, example)
     starts = opens[is_cut]
     ends = starts - (len(example[0]) - 2 if example else 0)
     others = opens[~is_cut]
     others = others[others > 2]
+    n_others = len(others)
     others, at = _back_over_space(characters, others, others - 1)
+    if len(others) < n_others:
+        return None
     is_cut = characters[at] == ord(",")
+    n_others = int(np.count_nonzero(is_cut))
     others, at = _back_over_space(characters, others[is_cut], at[is_cut] - 1)
+    if len(others) < n_others:
+        return None
     is_cut = characters[at] == ord("}")
     if not is_cut.any():
         return ends, starts

@@ -18,7 +18,7 @@ import numpy as np
 
 from probes.recorded.json_cuts import cut_between, split_exactly
 from probes.recorded.recording import Problems, RecordingError
-from probes.recorded.words import Ints, Literal, Words
+from probes.recorded.words import MAX_BYTES, Bools, Ints, Literal, Words
 
 try:
     from isal import isal_zlib
@@ -41,6 +41,10 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,60})"')
 _SPACES = re.compile(rb"[ \t\r\n]*")
 
+#: With this bit, ``[`` and ``{`` are the same.
+_BRACKET_BIT = np.uint8(0x20)
+#: Bytes of an event before its category that are looked at at once.
+_MAX_BEFORE_CATEGORY = 4 * MAX_BYTES
 #: Pairs of a category and its place that are read at once.
 _MAX_CATEGORY_PLACES = 40
 
@@ -219,6 +223,7 @@ class EventStream:
         """
         codes = np.full(len(starts), -1, np.int64)
         left = np.arange(len(starts))
+        nested: list[Ints] = []
         for _ in range(_MAX_CATEGORY_PLACES):
             match = None
             while len(left):
@@ -227,17 +232,21 @@ class EventStream:
                     break
                 left = left[1:]
             if match is None:
-                return codes
+                break
             literal = Literal(match[0])
-            places = starts[left] + (match.start() - int(starts[left[0]]))
+            n_before = match.start() - int(starts[left[0]])
+            places = starts[left] + n_before
             is_inside = places + literal.n_bytes <= ends[left]
             fits = is_inside & literal.stands_at(text, np.minimum(places, text.end))
-            codes[left[fits]] = self._code(match[1])
+            # Behind a bracket it may be the category of something else.
+            is_first = _is_flat(text, starts[left], n_before)
+            codes[left[fits & is_first]] = self._code(match[1])
+            nested.append(left[fits & ~is_first])
             left = left[~fits]
-        for piece in left.tolist():
-            match = _CATEGORY.search(text.data, int(starts[piece]), int(ends[piece]))
-            if match is not None:
-                codes[piece] = self._code(match[1])
+        for piece in np.concatenate([*nested, left]).tolist():
+            category = _category_of(text.data[starts[piece] : ends[piece]])
+            if category is not None:
+                codes[piece] = self._code(category)
         return codes
 
     def _code(self, category: bytes) -> int:
@@ -264,3 +273,32 @@ class EventStream:
             self._problems.add("text after the events: not readable")
             return
         self._add_header(header)
+
+
+def _is_flat(text: Words, starts: Ints, n_bytes: int) -> Bools:
+    """Where no list or object begins in so many bytes behind the first one; none where many."""
+    if not 0 < n_bytes <= _MAX_BEFORE_CATEGORY:
+        return np.zeros(len(starts), bool)
+    is_flat = np.ones(len(starts), bool)
+    for begin in range(0, n_bytes, MAX_BYTES):
+        n = min(MAX_BYTES, n_bytes - begin)
+        words = text.at(np.minimum(starts + begin, text.end), -(-n // 8))
+        before = words.view(np.uint8)[:, 0 if begin else 1 : n]
+        is_flat &= ~((before | _BRACKET_BIT) == ord("{")).any(axis=1)
+    return is_flat
+
+
+def _category_of(piece: bytes) -> bytes | None:
+    """The category of one event; None where it has none."""
+    found = list(_CATEGORY.finditer(piece))
+    if not found:
+        return None
+    before = piece[: found[0].start()]
+    if len(found) == 1 and before.count(b"{") == before.count(b"}") + 1:
+        return found[0][1]
+    try:
+        event = json.loads(piece)
+    except (ValueError, RecursionError):
+        return found[0][1]
+    category = event.get("cat") if isinstance(event, dict) else None
+    return category.encode("utf-8", "replace") if isinstance(category, str) else None

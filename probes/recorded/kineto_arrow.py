@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -36,6 +36,10 @@ _Bools = npt.NDArray[np.bool_]
 
 #: Text that one thread parses at a time; a longer event is parsed alone.
 _PARSE_BYTES = 1 << 20
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+#: Arrow's parser ends the process at a null instead of an event, and at decimals with so many
+#: places.
+_FATAL = re.compile(rb'\A\s*[^\s{]|[:\s"]-?\d[\d.]*[eE]-\d{4}')
 
 
 class ArrowParser:
@@ -67,6 +71,8 @@ class ArrowParser:
             block.text.data[start:end].replace(b"\n", b" ").replace(b"\r", b" ")
             for start, end in zip(starts, ends, strict=True)
         ]
+        if any(_FATAL.search(line) for line in lines):
+            return None
         table = self._parse_short(lines, group)
         table = self._parse(lines, group) if table is None else table
         if table is None:
@@ -122,7 +128,7 @@ class ArrowParser:
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             piece = raw[start:end]
             try:
-                event = json.loads(piece.decode("utf-8", "replace"))
+                event = json.loads(piece.decode("utf-8", "replace"), parse_float=_exact)
             except (ValueError, RecursionError):
                 if group_of(_category_of(piece)) == group:
                     self._problems.add("event that is no valid JSON")
@@ -197,7 +203,7 @@ def _cleaned(event: Mapping[str, Any], fields: pa.Schema | pa.StructType) -> dic
             clean[field.name] = _cleaned(value if isinstance(value, dict) else {}, field.type)
         elif pa.types.is_list(field.type):
             items = value if isinstance(value, list) else []
-            clean[field.name] = [_integer(item) for item in items[:3]]
+            clean[field.name] = [_integer(item) for item in items[:4]]
         elif pa.types.is_string(field.type):
             text = value if isinstance(value, str) else "" if value is None else str(value)
             text = text[:NAME_CHARACTERS].encode("utf-8", "replace").decode()
@@ -210,33 +216,37 @@ def _cleaned(event: Mapping[str, Any], fields: pa.Schema | pa.StructType) -> dic
 def _integer(value: object) -> int | None:
     if isinstance(value, str):
         value = value.strip()
-        if not value.lstrip("-").isdecimal() or len(value) > 20:
+        if not _WHOLE.fullmatch(value):
             return None
         value = int(value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
         return None
-    return value if -(1 << 63) <= value < 1 << 63 else None
+    # The bounds come first: a number of few characters can have a billion digits.
+    if not -(1 << 63) <= value < 1 << 63 or value != int(value):
+        return None
+    return int(value)
+
+
+def _exact(text: str) -> Decimal | float:
+    """A number with all its digits; infinite where it is beyond any."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return float(text)
 
 
 def _microseconds(value: object) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
-    if isinstance(value, str):
-        try:
-            number = Decimal(value[:64])
-        except InvalidOperation:
-            raise ValueError("event whose time is not a number") from None
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("event whose time is not a number")
-    else:
-        number = Decimal(value)
+    try:
+        number = Decimal(value[:64] if isinstance(value, str) else value)
+    except InvalidOperation:
+        raise ValueError("event whose time is not a number") from None
     if not number.is_finite():
         raise ValueError("event whose time is not a number")
-    if abs(number) > MAX_MICROSECONDS:
+    if not -MAX_MICROSECONDS <= number <= MAX_MICROSECONDS:
         raise ValueError("event with an impossible time")
-    return f"{number:.9f}"
+    return f"{number:.3f}"
 
 
 def _nanoseconds(column: pa.ChunkedArray) -> tuple[_Ints, _Bools]:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -237,12 +238,20 @@ def learn(event: bytes, group: str) -> Layout | None:
     if len(event) > _MAX_EXAMPLE_BYTES:
         return None
     try:
-        value = json.loads(event)
+        value = json.loads(event, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or value.get("ph") != "X":
         return None
     return _Learner(event, has_task(group), ARGUMENTS[group]).layout()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a ValueError where a key is there twice, of which the last holds."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key is there twice")
+    return value
 
 
 class _Learner:
@@ -309,8 +318,10 @@ class _Learner:
     def _is_odd(self, kind: bytes, path: list[tuple[bytes, str]], key: str) -> bool:
         """Whether a wanted argument is a list or an object, and should not be."""
         wanted = self._arguments
-        if wanted is None or len(path) != 2 or path[1] != (b"{", "args"):
+        if wanted is None or len(path) < 2 or path[1] != (b"{", "args"):
             return False
+        if len(path) > 2:
+            return path[2][1] in wanted.triples
         is_object = kind == b"{"
         return (
             key in wanted.integers or key in wanted.texts or (key in wanted.triples and is_object)
