@@ -177,7 +177,7 @@ def test_a_short_queue_before_the_deep_one_does_not_hide_the_limit(
     engine = Engine()
     for second in range(80):
         is_deep = second >= 35
-        largest = 70 if rng.random() < 0.05 else rng.uniform(60, 65)
+        largest = 70 if second == 60 else rng.uniform(60, 65)
         running = largest if is_deep else 40
         engine.play(1, running, 60 + 4 * second if is_deep else 2, 0.7)
     assert of(engine.attribution(tmp_path), "queue.overload").status is Status.FOUND
