@@ -122,7 +122,12 @@ class EventStream:
                     self._problems.add("end of the file: the gzip stream is cut off")
                 return
             if inflate.eof:
+                if len(data) < len(GZIP_MAGIC):
+                    more = file.read(_BLOCK_BYTES // 32)
+                    data, n_read = data + more, n_read + len(more)
                 if not data.startswith(GZIP_MAGIC):
+                    if data.strip(b"\0"):
+                        self._problems.add("rest of the file: no gzip stream")
                     return
                 inflate = _INFLATER.decompressobj(31)
             try:
