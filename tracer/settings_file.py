@@ -7,6 +7,7 @@ before the command line; its triggers are added to those of the command line.
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import os
 import signal
@@ -163,6 +164,8 @@ class SettingsFile:
                 os.kill(os.getpid(), number)
 
         signal.signal(signal.SIGHUP, handle)
+        # At its end the interpreter takes handlers away, and one more would be its exit status.
+        atexit.register(signal.signal, signal.SIGHUP, signal.SIG_IGN)
 
     def ask(self) -> bool:
         """Note that it is to be read again; False where SIGHUP says that the terminal was closed.

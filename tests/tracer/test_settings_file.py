@@ -228,3 +228,20 @@ def test_a_wrong_file_is_told_before_anything_is_recorded(tmp_path):
     )
     assert done.returncode == 2 and "did you mean keep?" in done.stderr
     assert not (tmp_path / "s").exists()
+
+
+def test_a_reload_while_the_recorder_ends_is_not_its_exit_status(tmp_path):
+    script = (
+        "import os\n"
+        "from pathlib import Path\n"
+        "from tracer.long_run import LongRunOptions\n"
+        "from tracer.settings_file import SettingsFile\n"
+        "SettingsFile(Path('none'), LongRunOptions()).listen()\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid()):\n"
+        "        kill(pid, 1)\n"
+        "        print('asked late', flush=True)\n"
+        "late = Late()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "asked late\n"), ended.stderr
