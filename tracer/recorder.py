@@ -237,8 +237,10 @@ class Recorder:
     def _is_due(self, name: str, period_ns: int, now_ns: int) -> bool:
         if self._due[name] > now_ns:
             return False
-        # On the beat of the sources, so that it is done at one waking with them.
-        self._due[name] = now_ns - now_ns % period_ns + period_ns
+        # On the beat of the sources, so that it is done at one waking with them; but what looks at
+        # the last second looks at a whole one.
+        late_ns = 0 if name == "second" else now_ns % period_ns
+        self._due[name] = now_ns - late_ns + period_ns
         return True
 
     def _next_due(self) -> int:
