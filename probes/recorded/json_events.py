@@ -101,15 +101,15 @@ class EventStream:
             RecordingError: it grows absurdly when unpacked.
         """
         with self.path.open("rb") as file:
-            yield from self._read(file)
-
-    def _read(self, file: BinaryIO) -> Iterator[bytes]:
-        head = file.read(2)
-        file.seek(0)
-        if head != GZIP_MAGIC:
+            head = file.read(2)
+            file.seek(0)
+            if head == GZIP_MAGIC:
+                yield from _large(self._inflated(file))
+                return
             while block := file.read(_BLOCK_BYTES):
                 yield block
-            return
+
+    def _inflated(self, file: BinaryIO) -> Iterator[bytes]:
         inflate = _INFLATER.decompressobj(31)
         n_read = n_grown = 0
         data = b""
@@ -278,6 +278,20 @@ class EventStream:
             self._problems.add("text after the events: not readable")
             return
         self._add_header(header)
+
+
+def _large(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in blocks of some size: each is looked at as a whole."""
+    held: list[bytes] = []
+    n_held = 0
+    for block in blocks:
+        held.append(block)
+        n_held += len(block)
+        if n_held >= _BLOCK_BYTES // 2:
+            yield b"".join(held)
+            held, n_held = [], 0
+    if held:
+        yield b"".join(held)
 
 
 def _is_flat(text: Words, starts: Ints, n_bytes: int) -> Bools:
