@@ -252,7 +252,13 @@ def _against(
     # holds prompts when they come in it or in the next one, and those that are counted just after
     # a low window tell nothing of the usual prompts.
     soon = np.maximum(prompt, np.append(prompt[1:], 0.0))
+    # Fewer requests get fewer tokens together: each of them has to get fewer.
+    speed = tokens.generated / np.maximum(tokens.running, 1.0)
+    usual_speed = quantiles.median(speed[quiet])
+    if usual_speed is None:
+        usual_speed = reference / (quantiles.median(tokens.running[is_batch]) or 1.0)
     is_low = is_batch & (tokens.generated < HELD_SHARE * reference)
+    is_low &= speed < HELD_SHARE * usual_speed
     usual_prompt = quantiles.median(prompt[quiet & ~_after(is_low)]) or 0.0
     has_prompts = soon >= max(PROMPT_RISE * usual_prompt, reference)
     is_held = is_low & has_prompts

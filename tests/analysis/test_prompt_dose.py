@@ -83,3 +83,28 @@ def test_waits_in_every_second_of_prompts_are_not_proven(
 ) -> None:
     answer = without_calls(tmp_path, seed, calm_s=0, every_ms=300, is_prompt=is_prompt)
     assert answer.status is not Status.FOUND
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("left", "is_held"), [(0.5, False), (1.0, True)])
+def test_fewer_requests_that_each_get_their_tokens_are_not_held_up(
+    tmp_path: Path, seed: int, left: float, is_held: bool
+) -> None:
+    """Tokens fall to less than half beside many more prompts: with the requests, or without."""
+    rng = random.Random(seed)
+    engine = Scrapes()
+    running, each = 4 * rng.randint(2, 6), rng.uniform(60, 90)
+    for seconds, share, prompts in ((40, 1.0, 300.0), (40, left, 4_000.0)):
+        for _ in range(seconds):
+            engine.play(
+                1,
+                requests_running=running * share,
+                requests_waiting=0,
+                prompt_tokens=prompts * rng.uniform(0.8, 1.2),
+                generation_tokens=running
+                * each
+                * (1.0 if share == 1.0 and prompts < 1_000 else 0.45)
+                * rng.uniform(0.97, 1.03),
+            )
+    answer = finding(engine.attribution(tmp_path), "prefill.hogging")
+    assert (answer.status is Status.FOUND) == is_held
