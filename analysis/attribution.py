@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.budget import Budget, compute_budgets
@@ -19,6 +19,8 @@ from analysis.timeline import Session
 
 #: Version of the JSON of an attribution; raised when a reader of the old one would misread it.
 SCHEMA_VERSION = 1
+#: Confidence at most that nothing is wrong where an analyzer failed.
+MOST_WITHOUT_ANALYZER = 0.6
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ def attribute(
             return attribute_long(session, kept, window_ns, causes)
     facts = Facts(session)
     notes: list[str] = []
-    answers = [_ask(facts, cause, notes) for cause in causes if cause.is_implemented]
+    asked = [cause for cause in causes if cause.is_implemented]
+    answers = [_ask(facts, cause, notes) for cause in asked]
+    failed = [cause.slug for cause, answer in zip(asked, answers, strict=True) if answer is None]
     if facts.sliced_share > MOST_MISSING:
         resting = {
             cause.slug for cause in causes if cause.needs and "cuda_call" in cause.needs.tables
@@ -110,6 +114,7 @@ def attribute(
             doubt_moment(told, whole_ns, "with every call")
     ranked = rank([answer for answer in answers if answer is not None])
     verdict, findings = conclude(facts, ranked)
+    verdict = _without(verdict, failed)
     checked = [
         answer
         for answer in answers
@@ -141,6 +146,17 @@ def _ask(facts: Facts, cause: Cause, notes: list[str]) -> Finding | None:
             f"({type(error).__name__}: {error}); the rest stands. Please report it."
         )
         return None
+
+
+def _without(verdict: Verdict, failed: list[str]) -> Verdict:
+    """The verdict where analyzers failed: that nothing is wrong is less sure without them."""
+    if not failed or verdict.cause not in ("healthy", "no_demand"):
+        return verdict
+    return replace(
+        verdict,
+        confidence=min(verdict.confidence, MOST_WITHOUT_ANALYZER),
+        text=f"{verdict.text} Not looked for, because its analyzer failed: {', '.join(failed)}.",
+    )
 
 
 def _notes(facts: Facts) -> list[str]:

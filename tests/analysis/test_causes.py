@@ -64,6 +64,10 @@ def test_an_analyzer_that_fails_is_skipped_and_said(tmp_path: Path) -> None:
     rest = [item for item in CAUSES if item.slug != "launch.first_use"]
     attribution = attribute(service.session(tmp_path / "s"), causes=[broken, *rest])
     assert attribution.verdict.cause == "healthy"
+    assert attribution.verdict.confidence == 0.6
+    assert "Not looked for, because its analyzer failed: launch.first_use." in (
+        attribution.verdict.text
+    )
     assert any("launch.first_use failed" in note for note in attribution.notes)
 
 
