@@ -10,7 +10,7 @@ import numpy.typing as npt
 from analysis import engine as words
 from analysis import intervals, quantiles
 from analysis.causes.prefill_steps import HOGGING, LONG_STEP, N_STEPS, by_steps, where
-from analysis.causes.prompt_dose import DOSE, more_prompts, tokens_despite_prompts
+from analysis.causes.prompt_dose import DOSE, more_prompts, tokens_despite_prompts, was_paused
 from analysis.engine import EngineSeries, gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
@@ -121,10 +121,8 @@ def _by_waits(facts: Facts, tokens: Tokens, is_batch: npt.NDArray[np.bool_]) -> 
         return None
     if float(np.nansum(tokens.preempted[near])) >= 1:
         return None
-    if facts.processes:
-        idle = intervals.overlap(spans, facts.idle(facts.device_of[facts.processes[0]]))
-        if 2 * idle >= lost_ns:
-            return None  # the device did not compute meanwhile, so no prompts
+    if was_paused(facts, tokens.edges, near, 0.5 * LONG_STEP * usual[0], lost_ns):
+        return None
     more = more_prompts(tokens.prompt, is_held, near, is_batch)
     if more is not None and more < DOSE and not facts.processes:
         return None  # as many prompts come in seconds in which no token waits
@@ -305,7 +303,14 @@ def _against(
         finding.evidence.append(
             Evidence("inter_token_rise", round(rise, 2), "ratio", late[1], "engine_sample")
         )
-    if not severity.is_material or n_held == 0 or (rise is not None and rise < TOKEN_RISE):
+    gap_s = (quantiles.median(tokens.running[is_batch]) or 1.0) / reference
+    beside = near | np.append(is_held[1:], False)
+    if (
+        not severity.is_material
+        or n_held == 0
+        or (rise is not None and rise < TOKEN_RISE)
+        or was_paused(facts, tokens.edges, beside, 0.5 * LONG_STEP * gap_s, finding.lost_ns)
+    ):
         finding.excluded.append(
             Exclusion(
                 HOGGING,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from analysis import quantiles
+from analysis import intervals, quantiles
+from analysis.facts import Facts
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -78,3 +79,22 @@ def more_prompts(prompt: Floats, is_held: Flags, near: Flags, is_batch: Flags) -
         if others.sum() >= N_WINDOWS and chosen.any():
             return float(values[chosen].mean() / max(float(values[others].mean()), 1e-9))
     return None
+
+
+def was_paused(facts: Facts, edges: Ints, near: Flags, pause_s: float, lost_ns: int) -> bool:
+    """Return whether the device paused for most of what was lost: it computed no prompts then.
+
+    Args:
+        facts: Of the session; without calls no pause is known.
+        edges: ``(n + 1,)`` begins of the windows and the end of the last, ns.
+        near: Windows in which tokens are missing, and those beside them: a token that waited comes
+            at the end of its wait, which began before.
+        pause_s: Shortest pause that counts.
+        lost_ns: Time that was lost.
+    """
+    if not facts.processes:
+        return False
+    idle = facts.idle(facts.device_of[facts.processes[0]])
+    is_pause = idle[:, 1] - idle[:, 0] >= 1e9 * pause_s
+    around = intervals.union(intervals.make(edges[:-1][near], edges[1:][near]))
+    return 2 * intervals.overlap(around, idle[is_pause]) >= lost_ns

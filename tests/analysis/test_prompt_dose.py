@@ -108,3 +108,18 @@ def test_fewer_requests_that_each_get_their_tokens_are_not_held_up(
             )
     answer = finding(engine.attribution(tmp_path), "prefill.hogging")
     assert (answer.status is Status.FOUND) == is_held
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("every_ms", "pause_ms"), [(1700, 1400), (900, 400), (3000, 2500)])
+def test_long_pauses_of_the_host_beside_prompts_are_no_hogging(
+    tmp_path: Path, seed: int, every_ms: int, pause_ms: int
+) -> None:
+    """A pause ends in another window than it began in: the tokens come with its end."""
+    service = Service(seed=seed, running=16)
+    while service.now < service.start + 25 * S:
+        service.prefill_step(15 * MS, 1_500)
+        service.decode_until(service.now + service.shake(every_ms * MS))
+        service.compute(service.shake(pause_ms * MS))
+    answer = attribute(service.session(tmp_path / "s"))
+    assert finding(answer, "prefill.hogging").status is not Status.FOUND
