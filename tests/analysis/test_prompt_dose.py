@@ -118,7 +118,7 @@ def test_long_pauses_of_the_host_beside_prompts_are_no_hogging(
     """A pause ends in another window than it began in: the tokens come with its end."""
     service = Service(seed=seed, running=16)
     while service.now < service.start + 25 * S:
-        service.prefill_step(15 * MS, 1_500)
+        service.prefill_step(15 * MS, 6_000)
         service.decode_until(service.now + service.shake(every_ms * MS))
         service.compute(service.shake(pause_ms * MS))
     answer = attribute(service.session(tmp_path / "s"))
