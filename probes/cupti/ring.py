@@ -179,10 +179,12 @@ class RingFile:
         n = min(n, max_records)
         first = self._tail & (self._n_records - 1)
         n_first = min(n, self._n_records - first)
-        content = self._records(first, n_first) + self._records(0, n - n_first)
+        records = np.zeros(n, RECORD)
+        self._read_records(records[:n_first], first)
+        self._read_records(records[n_first:], 0)
         self._pass(self._tail + n)
         self.n_records += n
-        return np.frombuffer(content, RECORD)
+        return records
 
     def name(self, offset: int) -> str | None:
         """Return a kernel's name by its place, None where there is none."""
@@ -211,9 +213,11 @@ class RingFile:
         """Bytes of the file; zeros where it was cut short."""
         return os.pread(self._descriptor, n_bytes, place).ljust(n_bytes, b"\0")
 
-    def _records(self, first: int, n: int) -> bytes:
-        place = _HEADER_BYTES + self._names_bytes + first * RECORD.itemsize
-        return self._bytes(n * RECORD.itemsize, place)
+    def _read_records(self, records: npt.NDArray[np.void], first: int) -> None:
+        """Fill in records from a position; those stay zero where the file was cut short."""
+        if len(records):
+            place = _HEADER_BYTES + self._names_bytes + first * RECORD.itemsize
+            os.preadv(self._descriptor, [records.view(np.uint8).data], place)
 
     def _pass(self, tail: int) -> None:
         """Give the program the room up to a position."""
