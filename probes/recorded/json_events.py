@@ -18,7 +18,7 @@ import numpy as np
 
 from probes.recorded.json_cuts import cut_between, split_exactly
 from probes.recorded.recording import Problems, RecordingError
-from probes.recorded.words import MAX_BYTES, Bools, Ints, Literal, Words
+from probes.recorded.words import MAX_BYTES, Bools, Ints, Literal, Words, has_byte
 
 try:
     from isal import isal_zlib
@@ -41,8 +41,8 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,60})"')
 _SPACES = re.compile(rb"[ \t\r\n]*")
 
-#: With this bit, ``[`` and ``{`` are the same.
-_BRACKET_BIT = np.uint8(0x20)
+#: With these bits, ``[`` and ``{`` are the same.
+_BRACKET_BITS = np.uint64(0x2020202020202020)
 #: Bytes of an event before its category that are looked at at once.
 _MAX_BEFORE_CATEGORY = 4 * MAX_BYTES
 #: Pairs of a category and its place that are read at once.
@@ -244,9 +244,10 @@ class EventStream:
             is_inside = places + literal.n_bytes <= ends[left]
             fits = is_inside & literal.stands_at(text, np.minimum(places, text.end))
             # Behind a bracket it may be the category of something else.
-            is_first = _is_flat(text, starts[left], n_before)
-            codes[left[fits & is_first]] = self._code(match[1])
-            nested.append(left[fits & ~is_first])
+            found = left[fits]
+            is_first = _is_flat(text, starts[found], n_before)
+            codes[found[is_first]] = self._code(match[1])
+            nested.append(found[~is_first])
             left = left[~fits]
         for piece in np.concatenate([*nested, left]).tolist():
             category = _category_of(text.data[starts[piece] : ends[piece]])
@@ -287,7 +288,7 @@ def _large(blocks: Iterator[bytes]) -> Iterator[bytes]:
     for block in blocks:
         held.append(block)
         n_held += len(block)
-        if n_held >= _BLOCK_BYTES // 2:
+        if n_held >= _BLOCK_BYTES // 8:
             yield b"".join(held)
             held, n_held = [], 0
     if held:
@@ -301,9 +302,12 @@ def _is_flat(text: Words, starts: Ints, n_bytes: int) -> Bools:
     is_flat = np.ones(len(starts), bool)
     for begin in range(0, n_bytes, MAX_BYTES):
         n = min(MAX_BYTES, n_bytes - begin)
-        words = text.at(np.minimum(starts + begin, text.end), -(-n // 8))
-        before = words.view(np.uint8)[:, 0 if begin else 1 : n]
-        is_flat &= ~((before | _BRACKET_BIT) == ord("{")).any(axis=1)
+        before = text.at(np.minimum(starts + begin, text.end), -(-n // 8))
+        for index, words in enumerate(before.T):
+            # The first byte begins the event, and those behind the last do not count.
+            n_first, n_last = int(begin + index == 0), min(8, n - 8 * index)
+            mask = np.uint64((1 << 8 * n_last) - (1 << 8 * n_first))
+            is_flat &= ~has_byte((words | _BRACKET_BITS) & mask, ord("{"))
     return is_flat
 
 

@@ -113,7 +113,9 @@ class OperationsRecording:
 
     def _rows(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self._file.iter_batches(BATCH_ROWS, columns=columns)
+            for rows in self._file.iter_batches(BATCH_ROWS, columns=columns):
+                rows.validate(full=True)  # of a damaged file, a place beyond the words it names
+                yield rows
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0][:200]
             raise RecordingError(f"{self._path} is damaged ({reason}); copy it again") from None

@@ -279,6 +279,13 @@ def find(words: _Words, character: int) -> Ints:
     return places
 
 
+def has_byte(words: _Words, character: int) -> Bools:
+    """Return which of the words have such a byte."""
+    different = words ^ (_ONES * np.uint64(character))
+    found: Bools = ((different - _ONES) & ~different & _HIGHS) != 0
+    return found
+
+
 def _first(words: _Words, character: int) -> tuple[Ints, Bools]:
     """Return the place of the first such byte in each word, 8 where none is; where one is."""
     different = words ^ (_ONES * np.uint64(character))

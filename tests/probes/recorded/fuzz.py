@@ -38,7 +38,7 @@ SOURCES = (
     "straggler/trace-ST.parquet",
 )
 #: Seeds that found a defect once, by source.
-FOUND = {"nsys/healthy_1pct.sqlite": (1043,)}
+FOUND = {"nsys/healthy_1pct.sqlite": (1043,), "straggler/trace-ST.parquet": (1796003152,)}
 #: Most memory of one import beyond what is there before it, and most time. The limit of addresses
 #: is only to protect the machine: allocators reserve more than they use.
 MEMORY_BYTES = 1 << 30
