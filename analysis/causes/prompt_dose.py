@@ -85,16 +85,20 @@ def was_paused(facts: Facts, edges: Ints, near: Flags, pause_s: float, lost_ns: 
     """Return whether the device paused for most of what was lost: it computed no prompts then.
 
     Args:
-        facts: Of the session; without calls no pause is known.
+        facts: Of the session; without calls its utilisation tells how long the device paused.
         edges: ``(n + 1,)`` begins of the windows and the end of the last, ns.
         near: Windows in which tokens are missing, and those beside them: a token that waited comes
             at the end of its wait, which began before.
         pause_s: Shortest pause that counts.
         lost_ns: Time that was lost.
     """
-    if not facts.processes:
-        return False
-    idle = facts.idle(facts.device_of[facts.processes[0]])
-    is_pause = idle[:, 1] - idle[:, 0] >= 1e9 * pause_s
     around = intervals.union(intervals.make(edges[:-1][near], edges[1:][near]))
-    return 2 * intervals.overlap(around, idle[is_pause]) >= lost_ns
+    if facts.processes:
+        idle = facts.idle(facts.device_of[facts.processes[0]])
+        is_pause = idle[:, 1] - idle[:, 0] >= 1e9 * pause_s
+        return 2 * intervals.overlap(around, idle[is_pause]) >= lost_ns
+    samples = facts.utilisation(None)
+    used = samples.mean(around) if samples is not None else None
+    if used is None or used[1] < N_WINDOWS:
+        return False
+    return 2 * (1 - used[0] / 100) * intervals.total(around) >= lost_ns

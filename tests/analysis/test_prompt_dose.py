@@ -9,8 +9,9 @@ import pytest
 
 from analysis import attribute
 from analysis.finding import Finding, Status
+from analysis.manifest import Gpu
 from tests.analysis.builder import MS, S, Service
-from tests.analysis.scrapes import Scrapes, finding
+from tests.analysis.scrapes import Scrapes, finding, gpu_rows
 
 
 def prompts_all_the_time(seed: int, *, more: float, speed_with_more: float) -> Scrapes:
@@ -123,3 +124,22 @@ def test_long_pauses_of_the_host_beside_prompts_are_no_hogging(
         service.compute(service.shake(pause_ms * MS))
     answer = attribute(service.session(tmp_path / "s"))
     assert finding(answer, "prefill.hogging").status is not Status.FOUND
+
+
+@pytest.mark.parametrize(("used_pct", "status"), [(98, Status.FOUND), (28, Status.NOT_FOUND)])
+def test_a_device_that_does_little_computes_no_prompts(
+    tmp_path: Path, used_pct: float, status: Status
+) -> None:
+    engine = Scrapes()
+    for prompts, tokens in ((200, 800), (900, 300)):
+        engine.play(
+            40,
+            requests_running=16,
+            requests_waiting=0,
+            prompt_tokens=prompts,
+            generation_tokens=tokens,
+        )
+    builder = engine.builder(tmp_path / "session", gpus=[Gpu(0, "GPU")])
+    builder.add("gpu_sample", gpu_rows(engine.start, 80, util_pct=used_pct))
+    answer = attribute(builder.write())
+    assert finding(answer, "prefill.hogging").status is status
