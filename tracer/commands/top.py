@@ -38,9 +38,9 @@ _KEEP = "2m"
 def command(pid: int, engine_url: str | None, duration_ns: int | None) -> None:
     """Show live what the device of process P is waiting for, once a second.
 
-    Verdict, budget of device time, launches, device, service and neighbours over the last half
-    minute. On a terminal a screen, in a pipe one line a second. Nothing is kept: the recording it
-    makes for that is removed at the end.
+    Verdict, budget of device time, launches, device, service and neighbours over half a minute,
+    up to four seconds ago. On a terminal a screen, in a pipe one line a second. Nothing is kept:
+    the recording it makes for that is removed at the end.
 
     Example:
       tracer top --pid 4242
