@@ -15,12 +15,14 @@ class Request:
 
     ``n_computed`` tokens have their keys and values in the pool; ``n_output`` tokens were
     generated. After a preemption ``n_computed`` is 0 and everything is computed again.
+    ``queued_at`` is when the scheduler got it, in seconds of CLOCK_MONOTONIC.
     """
 
     id: int
     prompt_tokens: int
     max_tokens: int
     n_samples: int = 1
+    queued_at: float = 0.0
     n_computed: int = 0
     n_output: int = 0
     n_preempted: int = 0

@@ -58,13 +58,14 @@ class Engine:
         while True:
             self._receive()
             self._faults.before_step()
+            scheduled_at = time.monotonic()
             step = self._batcher.schedule()
             if step.n_tokens:
                 self._prepare(step)
                 self._model.run(step)
             else:
                 time.sleep(_BLOCKED_S)
-            self._report(step)
+            self._report(step, scheduled_at)
 
     def _hold(self) -> None:
         """Wait, before the first CUDA call, for the order to go on."""
@@ -84,7 +85,8 @@ class Engine:
     def _take(self, message: dict[str, Any]) -> None:
         if "add" in message:
             request_id, prompt_tokens, max_tokens, n_samples = message["add"]
-            self._batcher.add(Request(request_id, prompt_tokens, max_tokens, n_samples))
+            now = time.monotonic()
+            self._batcher.add(Request(request_id, prompt_tokens, max_tokens, n_samples, now))
         elif "abort" in message:
             self._batcher.abort(message["abort"])
         elif "order" in message:
@@ -97,10 +99,13 @@ class Engine:
         del tables, positions
         compute(self._options.host_work_ns)
 
-    def _report(self, step: Step) -> None:
-        """Account the step and send its outputs with the state of the scheduler."""
+    def _report(self, step: Step, scheduled_at: float) -> None:
+        """Account the step and send its outputs with the state of the scheduler.
+
+        The times are CLOCK_MONOTONIC in seconds, which the API process has too.
+        """
         batcher = self._batcher
-        started = [request.id for request, _ in step.prefills]
+        started = [(request.id, request.queued_at) for request, _ in step.prefills]
         outputs = [
             (request.id, request.n_output >= request.max_tokens, request.n_preempted)
             for request in batcher.complete(step)
@@ -109,6 +114,8 @@ class Engine:
             {
                 "outputs": outputs,
                 "started": started,
+                "scheduled_at": scheduled_at,
+                "ended_at": time.monotonic(),
                 "running": len(batcher.running),
                 "waiting": len(batcher.waiting),
                 "usage": batcher.usage,

@@ -88,13 +88,21 @@ _HISTOGRAMS = {
 
 @dataclass(slots=True)
 class Progress:
-    """Where one request is, in seconds of the API process's clock (None: not yet)."""
+    """Where one request is, in seconds of CLOCK_MONOTONIC (None: not yet).
+
+    The API process notes when a request came and when it got its tokens; the engine notes when it
+    queued the request, first scheduled it and computed its tokens. The phases are the engine's, as
+    in vLLM: what happens before and after it is in none of them.
+    """
 
     prompt_tokens: int
     max_tokens: int
     n_samples: int
     arrival: float
+    queued: float | None = None
     scheduled: float | None = None
+    first_computed: float | None = None
+    last_computed: float | None = None
     first_token: float | None = None
     last_token: float | None = None
     n_output: int = 0
@@ -167,15 +175,21 @@ class MetricsPage:
         self._counter["generation_tokens"].inc(n_generated)
         self._histogram["iteration_tokens_total"].observe(n_prompt_tokens + n_generated)
 
-    def observe_token(self, progress: Progress, now: float) -> None:
-        """Note a token of a request: its time to first token, or since the last one."""
+    def observe_token(self, progress: Progress, computed: float, now: float) -> None:
+        """Note a token of a request: its time to first token, or since the last one.
+
+        Args:
+            progress: The request.
+            computed: When the step that computed the token ended, s.
+            now: When the API process got it, s.
+        """
         if progress.first_token is None:
-            progress.first_token = now
+            progress.first_token, progress.first_computed = now, computed
             self._histogram["time_to_first_token_seconds"].observe(now - progress.arrival)
         else:
             last = progress.last_token if progress.last_token is not None else now
             self._histogram["inter_token_latency_seconds"].observe(now - last)
-        progress.last_token = now
+        progress.last_token, progress.last_computed = now, computed
         progress.n_output += 1
 
     def observe_end(self, progress: Progress, reason: str, n_preempted: int, now: float) -> None:
@@ -189,16 +203,16 @@ class MetricsPage:
             "request_params_max_tokens": progress.max_tokens,
             "request_num_preemptions": n_preempted,
         }
-        scheduled, first = progress.scheduled, progress.first_token
-        if scheduled is not None:
-            observations["request_queue_time_seconds"] = scheduled - progress.arrival
-            observations["request_inference_time_seconds"] = now - scheduled
-        if scheduled is not None and first is not None:
+        scheduled, first, last = progress.scheduled, progress.first_computed, progress.last_computed
+        if progress.queued is not None and scheduled is not None:
+            observations["request_queue_time_seconds"] = scheduled - progress.queued
+        if scheduled is not None and first is not None and last is not None:
+            observations["request_inference_time_seconds"] = last - scheduled
             observations["request_prefill_time_seconds"] = first - scheduled
-            observations["request_decode_time_seconds"] = now - first
+            observations["request_decode_time_seconds"] = last - first
             observations["request_prefill_kv_computed_tokens"] = progress.prompt_tokens
             if progress.n_output > 1:
-                observations["request_time_per_output_token_seconds"] = (now - first) / (
+                observations["request_time_per_output_token_seconds"] = (last - first) / (
                     progress.n_output - 1
                 )
         for name, value in observations.items():

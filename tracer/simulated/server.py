@@ -125,10 +125,10 @@ class Frontend:
 
     def _take_step(self, message: dict[str, Any], now: float) -> None:
         page = self.page
-        for request_id in message["started"]:
+        for request_id, queued_at in message["started"]:
             progress = self._progress.get(request_id)
             if progress is not None and progress.scheduled is None:
-                progress.scheduled = now
+                progress.queued, progress.scheduled = queued_at, message["scheduled_at"]
         n_prompt_tokens = n_generated = 0
         for request_id, is_finished, n_preempted in message["outputs"]:
             progress = self._progress.get(request_id)
@@ -137,7 +137,7 @@ class Frontend:
             if progress.first_token is None:
                 n_prompt_tokens += progress.prompt_tokens
             n_generated += progress.n_samples
-            page.observe_token(progress, now)
+            page.observe_token(progress, message["ended_at"], now)
             if is_finished:
                 page.observe_end(progress, "length", n_preempted, now)
                 del self._progress[request_id]

@@ -15,6 +15,9 @@ from tracer.simulated.load import Group
 from tracer.simulated.options import ServerOptions
 from tracer.simulated.stage import Stage
 
+#: From the engine's queue to the first token.
+PHASES = ("queue", "prefill")
+
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
@@ -54,6 +57,9 @@ def test_requests_are_served_in_batches_and_counted(stage: Stage, runtime: int):
     assert 40 * n_ended <= page["vllm:prompt_tokens_total"]
     assert page["vllm:generation_tokens_total"] >= 20 * n_ended
     assert page["vllm:iteration_tokens_total_count"] < page["vllm:generation_tokens_total"]
+    queued, computed = (page[f"vllm:request_{name}_time_seconds_sum"] for name in PHASES)
+    assert computed > 0
+    assert queued + computed < page["vllm:time_to_first_token_seconds_sum"]
     name = Path(f"/proc/{stage.target.launcher_pid}/comm").read_text().strip()
     assert name == "VLLM::EngineCor"
     libraries = Path(f"/proc/{stage.target.launcher_pid}/maps").read_text()
