@@ -24,7 +24,7 @@ from analysis.timeline import Session, TimelineError
 
 #: Version of the JSON of a comparison; raised when a reader of the old one would misread it.
 SCHEMA_VERSION = 1
-#: Confidence of the interval that is printed with each difference.
+#: Confidence of the interval by which loads are called alike.
 CONFIDENCE = 0.95
 #: Probability of calling any figure changed where nothing changed, over all figures together.
 FALSE_ALARM = 0.05
@@ -54,6 +54,9 @@ class Change:
             (0.1 is 10 % more), else in its unit.
         low: Lower end of the 95 % interval of that difference.
         high: Upper end.
+        deciding_low: Lower end of the interval that decides, of the comparison's
+            ``deciding_level``: no change beyond noise where it holds 0.
+        deciding_high: Upper end of it.
         is_beyond_noise: Whether it is a change at all.
     """
 
@@ -65,6 +68,8 @@ class Change:
     difference: float
     low: float
     high: float
+    deciding_low: float
+    deciding_high: float
     is_beyond_noise: bool
 
     @property
@@ -92,6 +97,8 @@ class Change:
             "difference": self.difference,
             "low": self.low,
             "high": self.high,
+            "deciding_low": self.deciding_low,
+            "deciding_high": self.deciding_high,
             "is_beyond_noise": self.is_beyond_noise,
             "is_worse": self.is_worse,
         }
@@ -133,6 +140,8 @@ class Comparison:
         changes: Every figure that both have, in the order of their groups.
         not_compared: Names of figures that only one has, or that have too few samples.
         notes: Sentences about losses and gaps of either recording.
+        deciding_level: Confidence of the interval that decides on each figure, such that all of
+            them together are wrong in 5 % of cases.
     """
 
     before: Side
@@ -141,6 +150,7 @@ class Comparison:
     changes: list[Change]
     not_compared: list[str]
     notes: list[str]
+    deciding_level: float
 
     @property
     def changed(self) -> list[Change]:
@@ -151,6 +161,7 @@ class Comparison:
         """Return the comparison as JSON-able values, described in the documentation."""
         return {
             "schema_version": SCHEMA_VERSION,
+            "deciding_level": self.deciding_level,
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
             "regression": self.regression.to_dict(),
@@ -176,10 +187,10 @@ def compare(before: Session, after: Session) -> Comparison:
     old.update(budget_figures(first.attribution.budgets, keys))
     new.update(budget_figures(second.attribution.budgets, keys))
     shared = [measure for measure in old if measure in new]
-    wanted = 1 - FALSE_ALARM / max(len(shared), 1)
+    level = 1 - FALSE_ALARM / max(len(shared), 1)
     changes, not_compared = [], []
     for measure in shared:
-        change = _change(measure, old, new, first.n_blocks, second.n_blocks, wanted)
+        change = _change(measure, old, new, first.n_blocks, second.n_blocks, level)
         if change is None:
             not_compared.append(f"{_title(measure)}: too few samples, or none that differ from 0")
         else:
@@ -191,7 +202,7 @@ def compare(before: Session, after: Session) -> Comparison:
     notes = [f"BEFORE: {note}" for note in first.attribution.notes]
     notes += [f"AFTER: {note}" for note in second.attribution.notes]
     return Comparison(
-        first, second, _regression(first, second, changes), changes, not_compared, notes
+        first, second, _regression(first, second, changes), changes, not_compared, notes, level
     )
 
 
@@ -254,7 +265,7 @@ def _budget_keys(*attributions: Attribution) -> dict[int | None, set[tuple[str, 
 
 
 def _change(
-    measure: Measure, old: Figures, new: Figures, n_old: int, n_new: int, wanted: float
+    measure: Measure, old: Figures, new: Figures, n_old: int, n_new: int, level: float
 ) -> Change | None:
     """The change of one figure; None where it cannot be told, or is not worth a line."""
     before, after = value_of(old[measure].figure, n_old), value_of(new[measure].figure, n_new)
@@ -264,11 +275,11 @@ def _change(
     if found is None:
         return None
     value = found.value
-    low, high = found.limits(CONFIDENCE)
-    strict_low, strict_high = found.limits(wanted)
-    is_beyond = strict_low > 0 or strict_high < 0
+    limits: tuple[float, ...] = (*found.limits(CONFIDENCE), *found.limits(level))
     if measure.is_relative:
-        value, low, high = math.expm1(value), _expm1(low), _expm1(high)
+        value, limits = math.expm1(value), tuple(_expm1(limit) for limit in limits)
+    low, high, deciding_low, deciding_high = limits
+    is_beyond = deciding_low > 0 or deciding_high < 0
     is_large = abs(after - before) >= LEAST_SHARE * max(abs(after), abs(before))
     if measure.unit == "%":
         is_large = abs(after - before) >= LEAST_POINTS
@@ -281,6 +292,8 @@ def _change(
         value,
         low,
         high,
+        deciding_low,
+        deciding_high,
         is_beyond and is_large,
     )
 

@@ -86,6 +86,9 @@ def comparison_schema(*, is_strict: bool = False) -> Schema:
         before=_refer("side", "The first recording."),
         after=_refer("side", "The second."),
         regression=_refer("finding", "Whether the same load is served slower."),
+        deciding_level=_field(
+            "number", "Confidence of the interval that decides: 0.95 over all figures together."
+        ),
         changes=_array(_refer("change"), "Every figure that both have."),
         not_compared=_array(_field("string", ""), "Figures that only one has, or too few samples."),
         notes=_array(_field("string", ""), "Sentences about losses and gaps of either."),
@@ -202,8 +205,13 @@ def _comparison_definitions() -> dict[str, Schema]:
             difference=_field("number", "After less before."),
             low=_field("number", "Lower end of the 95 % interval of the difference."),
             high=_field("number", "Upper end."),
+            deciding_low=_field(
+                "number", "Lower end of the interval that decides, of the deciding_level."
+            ),
+            deciding_high=_field("number", "Upper end of it."),
             is_beyond_noise=_field(
-                "boolean", "It is a change, at 5 % over all figures together, and not a tiny one."
+                "boolean",
+                "It is a change: the interval that decides leaves 0 out, and it is not a tiny one.",
             ),
             is_worse=_field(["boolean", "null"], "It is one for the worse; null where none is."),
         ),

@@ -26,6 +26,7 @@ from analysis.long_series import (
     launch_lengths,
     submissions,
 )
+from analysis.report.words import duration_text
 from analysis.timeline import Session
 
 if TYPE_CHECKING:
@@ -255,8 +256,9 @@ def _stall_notes(session: Session, stalls: list[Stall]) -> list[str]:
 def _drift_sentence(session: Session, drift: Drift) -> str:
     change = 100 * (drift.after / drift.before - 1)
     text = (
-        f"Drift: the {drift.name} went from {_human(drift.before)} to {_human(drift.after)} "
-        f"({change:+.0f} %), steadily since {when(session, drift.start_ns)}"
+        f"Drift: the {drift.name} went from {duration_text(drift.before)} to "
+        f"{duration_text(drift.after)} ({change:+.0f} %), steadily since "
+        f"{when(session, drift.start_ns)}"
     )
     if drift.load_ratio is not None:
         text += f"; tokens per second changed by {100 * (drift.load_ratio - 1):+.0f} % meanwhile"
@@ -280,7 +282,3 @@ def _length(length_ns: int) -> str:
             divisor = {"d": 86_400, "h": 3600, "min": 60}[unit]
             return f"{seconds / divisor:.1f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _human(value_ns: float) -> str:
-    return f"{value_ns / 1e6:.3g} ms" if value_ns >= 1e6 else f"{value_ns / 1e3:.3g} µs"

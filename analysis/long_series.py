@@ -19,6 +19,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 SECOND_NS = 1_000_000_000
+#: Memory must be sampled for so long before its growth is told per hour: what a process takes in
+#: its first seconds, times a thousand, is no growth.
+SHORTEST_SLOPE_NS = 240 * SECOND_NS
 #: Kinds of calls that hand work to a device.
 SUBMISSIONS = ("launch", "graph_launch", "copy", "set", "collective")
 LAUNCHES = ("launch", "graph_launch")
@@ -217,7 +220,7 @@ def bucket_quantile(
 
 def memory_slopes(session: Session, edges: Ints) -> Floats:
     """Return the growth of resident anonymous memory of all processes in each window, in bytes per
-    hour by least squares; NaN with fewer than three samples.
+    hour by least squares; NaN where it was sampled for less than :data:`SHORTEST_SLOPE_NS`.
     """
     result = np.full(len(edges) - 1, np.nan)
     if not session.has("process_sample"):
@@ -234,7 +237,7 @@ def memory_slopes(session: Session, edges: Ints) -> Floats:
     time = unique * SECOND_NS
     for index in range(len(edges) - 1):
         low, high = np.searchsorted(time, edges[index : index + 2])
-        if high - low >= 3:
+        if high - low >= 3 and time[high - 1] - time[low] >= SHORTEST_SLOPE_NS:
             hours = (time[low:high] - time[low]) / 3.6e12
             result[index] = np.polyfit(hours, total[low:high], 1)[0]
     return result

@@ -15,6 +15,7 @@ from analysis.finding import Status
 from analysis.kept import Kept
 from analysis.long_recording import find_stalls
 from analysis.long_series import (
+    SHORTEST_SLOPE_NS,
     bucket_quantile,
     engine_counters,
     increases,
@@ -22,6 +23,7 @@ from analysis.long_series import (
     memory_slopes,
 )
 from analysis.rates import describe
+from analysis.report.words import duration_text
 from analysis.timeline import Session
 
 Ints = npt.NDArray[np.int64]
@@ -59,7 +61,8 @@ class Round:
         launch_p50_ns: Median length of a launch.
         launch_p99_ns: 99th percentile of it.
         n_launches: Launches behind that.
-        rss_bytes_per_h: Growth of resident memory.
+        rss_bytes_per_h: Growth of resident memory; null where it was sampled for less than 4
+            minutes.
         findings: Causes found in it, stalls and triggers that fired.
         is_analysed: Whether its detail was kept, so that the analyzers could look at it.
     """
@@ -205,16 +208,22 @@ def to_json(rounds: list[Round]) -> dict[str, Any]:
 
 
 _HEAD = (
-    ("round", 24),
-    ("s", 6),
-    ("tok/s", 8),
-    ("req/s", 7),
-    ("TTFT p50", 9),
+    ("round", 23),
+    ("s", 5),
+    ("tok/s", 7),
+    ("req/s", 6),
+    ("TTFT p50", 8),
     ("p95", 8),
     ("ITL p50", 8),
     ("p99", 8),
-    ("launch p99", 11),
+    ("launch p99", 10),
     ("RSS/h", 9),
+)
+_LEGEND = (
+    "Above: in how many of the rounds that could show it each finding came, and the bounds of\n"
+    "its true rate with that confidence; few rounds allow only wide ones.\n"
+    "RSS/h: growth of memory, - where it was sampled for less than "
+    f"{SHORTEST_SLOPE_NS / 60e9:g} min."
 )
 
 
@@ -223,7 +232,7 @@ def render(rounds: list[Round]) -> str:
     lines = [f"{_row([name for name, _ in _HEAD])}  findings"]
     for item in rounds:
         cells = [
-            item.name[:23],
+            item.name[:22],
             f"{(item.end_ns - item.start_ns) / 1e9:.0f}",
             _number(item.tokens_per_s),
             _number(item.requests_per_s),
@@ -237,11 +246,12 @@ def render(rounds: list[Round]) -> str:
         lines.append(f"{_row(cells)}  {', '.join(item.findings) or '-'}")
     lines.append("")
     lines += [f"{name}: {text}" for name, text in rates(rounds).items()]
+    lines += ["", _LEGEND]
     return "\n".join(lines)
 
 
 def _row(cells: list[str]) -> str:
-    return "".join(
+    return " ".join(
         f"{cell:<{width}}" if index == 0 else f"{cell:>{width}}"
         for index, (cell, (_, width)) in enumerate(zip(cells, _HEAD, strict=True))
     )
@@ -252,9 +262,4 @@ def _number(value: float | None) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for limit, factor, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
-        if seconds >= limit:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+    return "-" if seconds is None else duration_text(1e9 * seconds)

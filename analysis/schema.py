@@ -627,7 +627,7 @@ HOST_SAMPLE = Table(
         _time("cpu_steal_ns", "CPU time stolen by the hypervisor since boot.", nullable=True),
         _time(
             "cpu_deep_idle_ns",
-            "CPU time since boot in idle states that take 50 us or longer to wake from.",
+            "CPU time since boot in idle states that take 50 µs or longer to wake from.",
             nullable=True,
         ),
         _int("n_deep_idles", "Times that a CPU entered such a state since boot.", True, "i64"),

@@ -15,7 +15,7 @@ import click
 from tracer import __version__
 from tracer.errors import EXIT_CODES, TracerError
 from tracer.plain_text import plain
-from tracer.standard_files import ensure_standard_files
+from tracer.standard_files import ensure_standard_files, write_in_any_encoding
 
 #: Every command and the module that defines it; loaded when it is needed. Keep this list sorted.
 COMMANDS: tuple[tuple[str, str], ...] = (
@@ -168,6 +168,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def main() -> NoReturn:
     """Run the command line of this process."""
     ensure_standard_files()
+    write_in_any_encoding()
     sys.exit(run())
 
 

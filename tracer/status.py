@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from analysis.manifest import Source
 from analysis.quantiles import quantile
+from analysis.report.words import duration_text
 from probes.probe import Batch
 from tracer.coded_text import which_are
 
@@ -152,8 +153,8 @@ def status_line(status: Status) -> str:
         parts.append(f"{_count(status.calls_per_s)} calls/s")
     if status.launch_p50_ns is not None and status.launch_p99_ns is not None:
         parts.append(
-            f"launch p50 {_duration(status.launch_p50_ns)} p99 {_duration(status.launch_p99_ns)}"
-            f" (n={_count(status.n_launches)})"
+            f"launch p50 {duration_text(status.launch_p50_ns)} "
+            f"p99 {duration_text(status.launch_p99_ns)} (n={_count(status.n_launches)})"
         )
     if status.device_util_pct:
         utils = " ".join(f"{util:.0f}%" for util in status.device_util_pct.values())
@@ -180,10 +181,3 @@ def _count(value: float) -> str:
         if value >= limit:
             return f"{value / divisor:.1f}{unit}"
     return f"{value:.0f}"
-
-
-def _duration(value_ns: int) -> str:
-    for limit, divisor, unit in ((1_000_000_000, 1e9, "s"), (1_000_000, 1e6, "ms")):
-        if value_ns >= limit:
-            return f"{value_ns / divisor:.2f} {unit}"
-    return f"{value_ns / 1e3:.1f} µs"

@@ -16,6 +16,7 @@ from analysis.causes.silence import Gap, find_gaps, gap_evidence
 from analysis.columns import positions
 from analysis.facts import Facts
 from analysis.finding import Evidence, Finding, Status, Where
+from analysis.report.words import duration_text
 from analysis.severity import Severity, assess
 
 Ints = npt.NDArray[np.int64]
@@ -224,7 +225,7 @@ def _summary(uses: _FirstUses | None, gaps: list[Gap], severity: Severity, *, is
         word = "first use" if uses.is_certain else "first sight"
         parts.append(
             f"{uses.slow_firsts} of {len(uses.slow)} slow launches were the {word} of "
-            f"their kernel (repeats take {uses.repeat_ns / 1e3:.1f} us)"
+            f"their kernel (repeats take {duration_text(uses.repeat_ns)})"
         )
     if gaps:
         longest = max(gaps, key=lambda gap: gap.end - gap.start)

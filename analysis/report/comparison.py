@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
-from analysis.compare import Change, Comparison, Side
+from analysis.compare import LEAST_POINTS, LEAST_SHARE, Change, Comparison, Side
 from analysis.compared_figures import Measure
 from analysis.finding import Status
 from analysis.report.terminal import WIDTH
-from analysis.report.words import REASON_TEXT, STATE_TEXT, duration_text
+from analysis.report.words import REASON_TEXT, STATE_TEXT, duration_unit
 
 #: Longer names of figures get a line of their own.
 _NAME_WIDTH = 30
@@ -27,26 +27,30 @@ def render_comparison(comparison: Comparison) -> str:
     """Return the comparison as text."""
     changed = comparison.changed
     n_all = len(comparison.changes)
+    level = f"{100 * comparison.deciding_level:.4g} %"
     lines = [_head(comparison), ""]
     lines += [_side("before", comparison.before), _side("after", comparison.after), ""]
     if comparison.before.attribution.is_simulated or comparison.after.attribution.is_simulated:
         lines += ["The device was simulated: its times are not a GPU's.", ""]
     if changed:
-        lines += [f"CHANGED ({len(changed)} of {n_all} figures)", ""]
+        lines += [f"CHANGED ({len(changed)} of {n_all} figures; intervals of {level})", ""]
         lines += _table(changed)
     rest = [item for item in comparison.changes if not item.is_beyond_noise]
     if rest:
-        lines += [f"NO CHANGE BEYOND NOISE ({len(rest)} of {n_all} figures)", ""]
+        head = f"NO CHANGE BEYOND NOISE ({len(rest)} of {n_all} figures; intervals of {level})"
+        lines += [head, ""]
         lines += _table(rest)
     if comparison.not_compared:
         lines += ["NOT COMPARED", *_list(comparison.not_compared), ""]
     if comparison.notes:
         lines += ["LOSSES AND GAPS", *_list(comparison.notes), ""]
     lines += textwrap.wrap(
-        "! marks what is worse. In brackets the 95 % interval of the difference, from how each "
-        "recording varies within itself; last the samples before/after. A change holds at 5 % over "
-        "all figures together. Two recordings of one and the same setup can differ by more than "
-        "each varies: compare two of those first if a change is small.",
+        f"! marks what is worse. In brackets the {level} interval of the difference, from how each "
+        "recording varies within itself: where it holds 0, the difference may be noise. At that "
+        "level all figures together are wrong in 5 % of cases. Last the samples before/after. A "
+        f"change of less than {100 * LEAST_SHARE:g} %, or {LEAST_POINTS:g} point of a percentage, "
+        "is not told. Two recordings of one and the same setup can differ by more than each "
+        "varies: compare two of those first if a change is small.",
         WIDTH,
     )
     return "\n".join(lines)
@@ -80,7 +84,7 @@ def _table(changes: list[Change]) -> list[str]:
     """Figures in aligned columns, group by group; those that are worse are marked."""
     cells = {
         id(item): (
-            f"{_value(item.measure, item.before)} -> {_value(item.measure, item.after)}",
+            _values(item),
             _difference(item),
             f"{item.n_before:,}/{item.n_after:,}",
         )
@@ -117,25 +121,37 @@ def _name(measure: Measure) -> str:
     return text if not measure.device else f"{text} [device {measure.device}]"
 
 
-def _value(measure: Measure, value: float) -> str:
-    if measure.unit == "ns":
-        return duration_text(value)
-    if measure.unit == "s":
-        return duration_text(1e9 * value)
-    if measure.unit == "bytes":
-        return f"{value / (1 << 20):,.1f} MiB"
-    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{digits} {measure.unit}".rstrip()
+def _values(item: Change) -> str:
+    """Both values in one unit, that of the larger."""
+    unit = item.measure.unit
+    values = [item.before, item.after]
+    if unit in ("ns", "s"):
+        lengths = [value if unit == "ns" else 1e9 * value for value in values]
+        divisor, unit = duration_unit(max(lengths, key=abs))
+        numbers = [f"{length / divisor:.4g}" for length in lengths]
+    elif unit == "bytes":
+        unit = "MiB"
+        numbers = [f"{value / (1 << 20):,.1f}" for value in values]
+    else:
+        numbers = [f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in values]
+    return f"{' -> '.join(numbers)} {unit}".rstrip()
 
 
 def _difference(item: Change) -> str:
+    """The difference and the interval that decides whether it is one."""
+    low, high = item.deciding_low, item.deciding_high
     if item.measure.is_relative:
-        value, low, high = (100 * x for x in (item.difference, item.low, item.high))
-        return f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]"
+        return f"{_share(item.difference)} % [{_share(low)}, {_share(high)}]"
     if item.measure.unit == "%":
-        return f"{item.difference:+.2f} points [{item.low:+.2f}, {item.high:+.2f}]"
+        return f"{item.difference:+.2f} points [{low:+.2f}, {high:+.2f}]"
     text = f"{item.difference:+.3g} {item.measure.unit}".rstrip()
-    return f"{text} [{item.low:+.3g}, {item.high:+.3g}]"
+    return f"{text} [{low:+.3g}, {high:+.3g}]"
+
+
+def _share(value: float) -> str:
+    """A share in %; a noisy figure's interval may reach far."""
+    percent = 100 * value
+    return f"{percent:+.1f}" if abs(percent) < 1000 else f"{percent:+.2g}"
 
 
 def _list(texts: list[str]) -> list[str]:

@@ -61,12 +61,18 @@ def shown(text: object, limit: int = 300) -> str:
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", plain)
 
 
+def duration_unit(ns: float) -> tuple[float, str]:
+    """Return the unit in which a person reads a length in ns: how many ns it has, and its name."""
+    for limit, divisor, unit in ((1e3, 1.0, "ns"), (1e6, 1e3, "µs"), (1e9, 1e6, "ms")):
+        if abs(ns) < limit:
+            return divisor, unit
+    return 1e9, "s"
+
+
 def duration_text(ns: float) -> str:
     """Return a length in ns in a unit that a person reads."""
-    for limit, divisor, unit in ((1e4, 1.0, "ns"), (1e6, 1e3, "us"), (1e9, 1e6, "ms")):
-        if abs(ns) < limit:
-            return f"{ns / divisor:.4g} {unit}"
-    return f"{ns / 1e9:.4g} s"
+    divisor, unit = duration_unit(ns)
+    return f"{ns / divisor:.4g} {unit}"
 
 
 def evidence_text(item: Evidence) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from analysis.compare import Change, Comparison, compare
+from analysis.compare import LEAST_SHARE, Change, Comparison, compare
 from analysis.finding import Status
 from analysis.kept import FILE_NAME as kept_file
 from analysis.kept import Kept
@@ -42,6 +43,44 @@ def test_the_same_service_twice_has_no_change_beyond_noise(tmp_path: Path):
         text = render_comparison(comparison)
         assert text.startswith("NO CHANGE BEYOND NOISE")
         assert all(len(line) < 100 for line in text.splitlines())
+
+
+def test_the_interval_that_is_printed_is_the_one_that_decides(tmp_path: Path):
+    comparison = compare(decoded(tmp_path / "b", 1), decoded(tmp_path / "a", 2, slower=1.2))
+    n_compared = len({item.measure for item in comparison.changes})
+    assert 1 - 0.05 / n_compared <= comparison.deciding_level < 1
+    text = render_comparison(comparison)
+    level = f"{100 * comparison.deciding_level:.4g} %"
+    assert text.count(f"figures; intervals of {level})") == 2 and f"the {level} interval" in text
+    assert comparison.changed and len(comparison.changed) < n_compared
+    for item in comparison.changes:
+        assert item.deciding_low < item.low <= item.high < item.deciding_high or (
+            item.low == item.high == item.deciding_low == item.deciding_high
+        )
+        leaves_out_0 = item.deciding_low > 0 or item.deciding_high < 0
+        if item.measure.is_relative:
+            is_large = abs(item.after - item.before) >= LEAST_SHARE * max(item.after, item.before)
+            assert item.is_beyond_noise == (leaves_out_0 and is_large)
+            shown = f"[{100 * item.deciding_low:+.1f}, {100 * item.deciding_high:+.1f}]"
+            assert shown in text or max(abs(item.deciding_low), item.deciding_high) >= 10
+    # A figure that the plain interval calls changed and the deciding one does not.
+    item = replace(
+        comparison.changes[0], low=-0.257, high=-0.118, deciding_low=-0.31, deciding_high=0.02
+    )
+    told = render_comparison(replace(comparison, changes=[replace(item, is_beyond_noise=False)]))
+    assert "[-31.0, +2.0]" in told and "-25.7" not in told
+
+
+def test_both_values_of_a_row_are_in_one_unit(tmp_path: Path):
+    comparison = compare(decoded(tmp_path / "b", 1), decoded(tmp_path / "a", 2))
+    row = by_name(comparison)["launches: cudaGraphLaunch, p50"]
+    for before, after, told in (
+        (11_210, 8_281, "11.21 -> 8.281 µs"),
+        (960, 1_020, "0.96 -> 1.02 µs"),
+        (1_200_000, 999_000, "1.2 -> 0.999 ms"),
+    ):
+        changed = replace(row, before=float(before), after=float(after))
+        assert told in render_comparison(replace(comparison, changes=[changed]))
 
 
 def test_an_eighteen_percent_slower_device_is_a_regression(tmp_path: Path):

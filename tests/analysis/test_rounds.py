@@ -64,6 +64,30 @@ def test_rounds_are_told_apart(tmp_path):
     assert len(to_json(rounds)["rounds"]) == 3
 
 
+def test_growth_per_hour_is_told_of_minutes_and_not_of_seconds(tmp_path):
+    builder = SessionBuilder(tmp_path / "s", start_ns=0, end_ns=400 * S)
+    samples = [{"time_ns": s * S, "pid": 1, "rss_bytes": 7_000_000 * s} for s in range(400)]
+    builder.add("process_sample", samples)
+    marks = ((0, "short"), (7, "long"))
+    builder.add("event", [{"time_ns": t * S, "kind": "mark", "name": name} for t, name in marks])
+    short, long = rounds_of(builder.write())
+    assert short.rss_bytes_per_h is None
+    assert long.rss_bytes_per_h == pytest.approx(25.2e9, rel=1e-6)
+    assert to_json([short])["rounds"][0]["rss_bytes_per_h"] is None
+    head, first, second = render([short, long]).splitlines()[:3]
+    at = head.index("RSS/h") + len("RSS/h")
+    assert first[:at].endswith(" -") and second[:at].endswith(" +25200 MB")
+
+
+def test_columns_never_touch_and_the_bounds_are_explained():
+    item = Round("r", 0, 7 * S, launch_p99_ns=9_744, rss_bytes_per_h=2.5405e13, is_analysed=True)
+    text = render([item])
+    assert "9.744 µs +25405000 MB  -" in text
+    assert "hang.kernel: 0 in 1: below 95 % at 95 %" in text
+    assert "the bounds of\nits true rate" in text
+    assert "RSS/h: growth of memory, - where it was sampled for less than 4 min" in text
+
+
 def test_without_marks_there_are_no_rounds(tmp_path):
     service = Service()
     service.decode_until(service.now + 3 * S)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tracer.standard_files import raise_file_limit
 
 
@@ -31,6 +33,30 @@ def test_closed_standard_files_are_replaced_before_others_take_their_numbers(
         "file.write(f'{file.fileno() > 2} {sys.stderr.isatty()}')\n"
     )
     assert run_closed(code, tmp_path / "out") == "True False"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [
+        ("ascii", b"9 us 40 C ?"),
+        ("gb2312", b"9 us 40 \xa1\xe3C ?"),
+        ("utf-8", "9 µs 40 °C א".encode()),
+    ],
+)
+def test_a_letter_that_the_terminal_lacks_ends_nothing(encoding: str, written: bytes) -> None:
+    code = (
+        "from tracer.standard_files import write_in_any_encoding\n"
+        "write_in_any_encoding()\n"
+        "print('9 µs 40 °C א', end='')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, written)
 
 
 def test_the_limit_of_open_files_is_raised_to_what_is_granted() -> None:

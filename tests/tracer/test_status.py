@@ -57,7 +57,7 @@ def test_rates_percentiles_and_losses():
     assert status.tokens_per_s == 30.0
     assert status.device_util_pct == {0: 87.4}
     assert status_line(status) == (
-        "00:15 | 40 calls/s | launch p50 50.0 µs p99 99.0 µs (n=200) | GPU 87% | 30 tokens/s"
+        "00:15 | 40 calls/s | launch p50 50 µs p99 99 µs (n=200) | GPU 87% | 30 tokens/s"
         " | lost 12.3k | without nvml"
     )
     later = meter.snapshot(3_661 * S, 0, sources, problem="No space.")

@@ -20,6 +20,8 @@ Floats = npt.NDArray[np.float64]
 N_BUCKETS = 600
 #: Lines of one chart that still can be told apart.
 MAX_LINES = 8
+#: What a probe needs of the machine, where its failure does not say it all.
+_NEEDS = {"nvml": "an NVIDIA driver and the Python package nvidia-ml-py"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Panel:
 
 
 def how_to_record(session: Session, table: str, source: str) -> str:
-    """Return one sentence on a table that the session lacks: why, and the command that records it.
+    """Return what to know about a table that the session lacks: why, and what to do to record it.
 
     Args:
         session: The session.
@@ -126,5 +128,10 @@ def how_to_record(session: Session, table: str, source: str) -> str:
     if told is not None and told.state == "ok" and session.manifest.origin == "record":
         return f"No row of {table} came in all that time ({source} was recording)."
     note = f": {shown(told.note).rstrip('.')}" if told is not None and told.note else ""
+    if told is not None and session.manifest.origin == "record":
+        # It was asked for: the command alone would fail again.
+        missing = f"{table} was not recorded{note}."
+        needs = f" It needs {_NEEDS[source]}." if source in _NEEDS else ""
+        return f"{missing}{needs} What is missing here is told by: tracer doctor"
     command = schema.table(table).command
     return f"{table} was not recorded{note}. Record it with: {command}"

@@ -14,6 +14,7 @@ import pytest
 
 from analysis import attribute, open_session
 from analysis.kept import Kept
+from analysis.manifest import Source
 from analysis.report.files import OutputError
 from analysis.report.html import page, write_report
 from tests.analysis.builder import S, Service, SessionBuilder
@@ -129,6 +130,20 @@ def test_what_is_missing_is_named_with_the_way_to_record_it(tmp_path: Path) -> N
     assert "gpu_sample was not recorded. Record it with: tracer record --pid PID" in words
     assert "engine_sample was not recorded" in words
     assert "thread_second was not recorded" in words
+
+
+def test_a_source_that_failed_is_not_asked_for_by_the_same_command(tmp_path: Path) -> None:
+    service = Service(has_nvml=False)
+    service.decode_until(service.start + 2 * S)
+    tables = ["gpu_sample", "gpu_process"]
+    failed = Source("nvml", "unavailable", tables=tables, note="NVML is not installed")
+    session = service.session(tmp_path / "s.tracer", sources=[Source("cuda", "ok"), failed])
+    words = Reader(page.render(session, attribute(session))).words
+    for table in tables:
+        assert (
+            f"{table} was not recorded: NVML is not installed. It needs an NVIDIA driver and the "
+            "Python package nvidia-ml-py. What is missing here is told by: tracer doctor"
+        ) in words
 
 
 def test_an_empty_session_still_has_a_report(tmp_path: Path) -> None:

@@ -32,9 +32,10 @@ def test_a_long_text_keeps_both_ends_and_says_what_is_left_out() -> None:
 
 
 def test_lengths_and_evidence_have_units() -> None:
-    assert [duration_text(ns) for ns in (5, 15_000, 2.5e7, 3e9)] == [
+    assert [duration_text(ns) for ns in (5, 8_281, 15_000, 2.5e7, 3e9)] == [
         "5 ns",
-        "15 us",
+        "8.281 µs",
+        "15 µs",
         "25 ms",
         "3 s",
     ]

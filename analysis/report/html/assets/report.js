@@ -19,8 +19,10 @@
   library.textContent = await unpack("plotly");
   document.head.append(library);
 
-  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "solid", "dash", "dot"];
-  const SVG_DASHES = { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4" };
+  // Lengths of strokes and gaps in pixels, one pattern a line: they differ without colour too.
+  const DASHES = ["", "7 4", "2 3", "7 3 2 3", "16 4", "16 3 2 3", "7 3 2 3 2 3", "10 10"];
+  const LIMIT_DASH = "1 5";
+  const strokes = (dash) => (dash ? dash.split(" ").map((length) => length + "px").join(",") : "solid");
   const LOG_TICKS = Array.from({ length: 18 }, (_, n) => (n % 2 ? 3 : 1) * 10 ** (Math.floor(n / 2) - 1));
   const MARGIN = { l: 52, r: 10 };
   const coarse = matchMedia("(pointer: coarse)").matches;
@@ -121,7 +123,7 @@
         type: "scatter", name: plain(line.name), x: inUnit(line.x), y: line.y, connectgaps: false,
         mode: chart.style === "points" ? "markers" : "lines",
         marker: { color: colour, size: 5, symbol: index },
-        line: { color: colour, width: line.is_limit ? 1 : 1.5, dash: line.is_limit ? "dot" : DASHES[index % 8],
+        line: { color: colour, width: line.is_limit ? 1 : 1.5, dash: strokes(line.is_limit ? LIMIT_DASH : DASHES[index % 8]),
                 shape: chart.style === "line" ? "linear" : "hv" },
         hovertemplate: "%{y:.4~g} " + chart.unit,
       };
@@ -141,7 +143,7 @@
     place.replaceChildren(...chart.lines.map((line, index) => {
       const item = document.createElement("span");
       const colour = line.is_limit ? "var(--limit)" : `var(--line-${index % 8})`;
-      const dash = line.is_limit ? "2 3" : SVG_DASHES[DASHES[index % 8]];
+      const dash = line.is_limit ? LIMIT_DASH : DASHES[index % 8];
       const drawing = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       drawing.setAttribute("aria-hidden", "true");
       const make = (name, values) => {
@@ -156,7 +158,7 @@
         box.style.margin = "0";
         item.append(box);
       } else {
-        make("line", { x1: 0, x2: 26, y1: 5, y2: 5, style: `stroke:${colour}`, "stroke-width": 2, "stroke-dasharray": dash });
+        make("line", { x1: 0, x2: 44, y1: 5, y2: 5, style: `stroke:${colour}`, "stroke-width": 2, "stroke-dasharray": dash });
         item.append(drawing);
       }
       const name = document.createElement("bdi");
