@@ -21,6 +21,7 @@ from analysis.device_coverage import load_coverage, of_processes
 from analysis.engine import EngineSeries, load_engine
 from analysis.gpu import GpuSamples, Samples, load_gpu
 from analysis.idleness import Idleness, timed_devices
+from analysis.open_calls import load_open_calls
 from analysis.threads import Launcher
 from analysis.timeline import Session
 from analysis.waits import children, thread_shares, waits_of
@@ -420,18 +421,10 @@ class Facts:
 
     @cached_property
     def open_calls(self) -> list[dict[str, Any]]:
-        """Outermost calls that were open at the last snapshot, each as a row of open_call."""
-        if not self.session.has("open_call"):
-            return []
-        rows = self.session.table("open_call")
-        if rows.num_rows == 0:
-            return []
-        last = pc.max(rows["time_ns"])
-        # A thread is snapshot at its own moment; one sampling round takes well under a second.
-        is_last = pc.greater_equal(rows["time_ns"], last.as_py() - 1_000_000_000)
-        rows = rows.filter(pc.and_(is_last, pc.equal(rows["depth"], 0)))
-        latest = {(row["pid"], row["tid"], row["call_id"]): row for row in rows.to_pylist()}
-        return list(latest.values())
+        """Outermost calls that were open at the last snapshot and did not return since, each as a
+        row of open_call.
+        """
+        return load_open_calls(self.session)
 
     @cached_property
     def demand(self) -> Ints:

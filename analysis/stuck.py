@@ -76,9 +76,7 @@ def threshold(facts: Facts, pid: int) -> int:
 
 
 def is_still_open(facts: Facts, row: dict[str, Any]) -> bool:
-    """Return whether a snapshot is from the end of the recording, not of a call that returned
-    since.
-    """
+    """Return whether a snapshot is from the end of the recording, not of a process that ended."""
     return int(row["time_ns"]) >= facts.end_ns - OPEN_NS
 
 
