@@ -28,6 +28,10 @@ from analysis import intervals
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+#: What shares of :class:`Usage` are shares of, in a sentence about one device, and the name of the
+#: evidence that tells the busy share.
+SPAN_TEXT = "the time between its first and last activity"
+BUSY = "busy_between_first_and_last_activity"
 #: No call is known for an activity.
 NO_CALL = np.int64(np.iinfo(np.int64).min)
 

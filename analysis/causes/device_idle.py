@@ -10,6 +10,7 @@ from analysis.back_pressure import back_pressure
 from analysis.causes import launch_delay, live_idle
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.sampled_input import find_sampled_starvation
+from analysis.device_time import BUSY, SPAN_TEXT
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.idleness import TABLES, WAIT_NS, Idleness
@@ -121,7 +122,7 @@ def _start(facts: Facts, item: Idleness, cause: str, lost: Ints) -> Finding:
         lost_ns=int(lost.sum()),
         lost_share=share,
         evidence=[
-            _share("device_busy", usage.busy_ns, item, len(item.activities.spans)),
+            _share(BUSY, usage.busy_ns, item, len(item.activities.spans)),
             _share("lost_share", int(lost.sum()), item, len(hit)),
         ],
         spans=intervals.intersect(item.spans(_REASON[cause]), facts.demand),
@@ -160,7 +161,8 @@ def _host_bound(facts: Facts, item: Idleness) -> Finding:
         finding.excluded.append(
             Exclusion(
                 HOST_BOUND,
-                f"the device waited for a launch in {100 * finding.lost_share:.1f} % of its time",
+                f"the device waited for a launch in {100 * finding.lost_share:.1f} % of "
+                f"{SPAN_TEXT}",
             )
         )
         finding.lost_ns, finding.lost_share = 0, 0.0
@@ -191,8 +193,8 @@ def _host_bound(facts: Facts, item: Idleness) -> Finding:
     finding.confidence = 0.88 * facts.trust("cuda", "cupti")
     finding.summary = (
         f"Device {calls.device} was idle for {100 * item.usage.idle_ns / item.usage.span_ns:.0f} % "
-        f"of its time and each gap ended with the next launch, which came late: the host launches "
-        f"more slowly than the device works ({100 * finding.lost_share:.0f} % lost, "
+        f"of {SPAN_TEXT}, and each gap ended with the next launch, which came late: the host "
+        f"launches more slowly than the device works ({100 * finding.lost_share:.0f} % lost, "
         f"{len(depth)} launches)."
     )
     return finding
@@ -215,7 +217,7 @@ def _longest(facts: Facts, item: Idleness) -> str:
 
 def _small(what: str, lengths: Ints, item: Idleness) -> str:
     share = 100 * int(lengths.sum()) / max(item.usage.span_ns, 1)
-    return f"{what} explain {share:.1f} % of the device's time"
+    return f"{what} explain {share:.1f} % of {SPAN_TEXT}"
 
 
 def _sync_stall(facts: Facts, item: Idleness) -> Finding:
@@ -236,7 +238,7 @@ def _sync_stall(facts: Facts, item: Idleness) -> Finding:
             Exclusion(
                 SYNC,
                 f"{n} waits for the device were followed by idleness that they explain, "
-                f"{100 * finding.lost_share:.1f} % of its time",
+                f"{100 * finding.lost_share:.1f} % of {SPAN_TEXT}",
             )
         )
         finding.lost_ns, finding.lost_share = 0, 0.0
@@ -277,7 +279,7 @@ def _starvation(facts: Facts, item: Idleness) -> Finding:
             Exclusion(
                 INPUT,
                 f"the device was idle during {item.n_inputs} loads of input for "
-                f"{100 * finding.lost_share:.1f} % of its time",
+                f"{100 * finding.lost_share:.1f} % of {SPAN_TEXT}",
             )
         )
         finding.lost_ns, finding.lost_share = 0, 0.0
@@ -286,7 +288,7 @@ def _starvation(facts: Facts, item: Idleness) -> Finding:
     finding.confidence = 0.9 * facts.trust("cuda", "cupti")
     finding.summary = (
         f"Device {item.activities.device} was idle while the launching thread loaded input in "
-        f"{item.n_inputs} steps: {100 * finding.lost_share:.0f} % of its time, up to "
+        f"{item.n_inputs} steps: {100 * finding.lost_share:.0f} % of {SPAN_TEXT}, up to "
         f"{int(lost.max()) / 1e6:.0f} ms a step."
     )
     return finding

@@ -10,7 +10,7 @@ from analysis.back_pressure import back_pressure
 from analysis.causes import engine_steps, live_link
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.live_link import find_live_link
-from analysis.device_time import Activities
+from analysis.device_time import BUSY, SPAN_TEXT, Activities
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.idleness import Idleness
@@ -102,16 +102,16 @@ def _compute_bound(facts: Facts, item: Idleness) -> Finding:
         end_ns=item.activities.end_ns,
         where=_where(facts, item),
         evidence=[
-            Evidence("device_busy", round(100 * usage.busy_ns / span, 1), "%", None, ""),
-            Evidence("useful_work", round(100 * useful, 1), "%", None, "gpu_activity"),
+            Evidence(BUSY, round(100 * usage.busy_ns / span, 1), "%", None, "gpu_activity"),
+            Evidence("useful_work_of_that_time", round(100 * useful, 1), "%", None, "gpu_activity"),
             Evidence("submissions_waiting_p50", float(typical), "", n, "cuda_call"),
         ],
     )
     reasons = []
     if idle > IDLE_SHARE:
-        reasons.append(f"the device was idle for {100 * idle:.0f} % of its time")
+        reasons.append(f"the device was idle for {100 * idle:.0f} % of {SPAN_TEXT}")
     elif useful < USEFUL_SHARE:
-        reasons.append(f"only {100 * useful:.0f} % of its time was useful work")
+        reasons.append(f"only {100 * useful:.0f} % of {SPAN_TEXT} was useful work")
     if n < N_SUBMISSIONS:
         reasons.append(f"{n} submissions are too few to tell")
     elif typical < QUEUED:
@@ -134,12 +134,12 @@ def _compute_bound(facts: Facts, item: Idleness) -> Finding:
             Evidence("held_by_full_queue", held.total_ns, "ns", held.n, "annotation")
         )
     finding.summary = (
-        f"Device {item.activities.device} was busy for {100 * usage.busy_ns / span:.0f} % of its "
-        f"time with {typical:.0f} submissions waiting at a typical launch: the device is the "
-        f"limit, and {long_calls}."
+        f"Device {item.activities.device} was busy for {100 * usage.busy_ns / span:.0f} % of "
+        f"{SPAN_TEXT}, with {typical:.0f} submissions waiting at a typical launch: the device is "
+        f"the limit, and {long_calls}."
     )
     finding.excluded = [
-        Exclusion("launch.host_bound", f"the device was idle for {100 * idle:.1f} % of its time")
+        Exclusion("launch.host_bound", f"the device was idle for {100 * idle:.1f} % of {SPAN_TEXT}")
     ]
     return finding
 
@@ -169,7 +169,10 @@ def _host_link(facts: Facts, item: Idleness) -> Finding:
     )
     if lost / span < MATERIAL_SHARE:
         finding.excluded.append(
-            Exclusion(LINK, f"copies of the host hold the device for {100 * lost / span:.1f} %")
+            Exclusion(
+                LINK,
+                f"copies of the host hold the device for {100 * lost / span:.1f} % of {SPAN_TEXT}",
+            )
         )
         finding.lost_ns, finding.lost_share = 0, 0.0
         return finding
@@ -188,7 +191,7 @@ def _host_link(facts: Facts, item: Idleness) -> Finding:
     if not is_ceiling:
         finding.status, finding.confidence = Status.UNDECIDED, 0.5
         finding.undecided_because = (
-            f"the device only copied for {100 * lost / span:.0f} % of its time, but in copies "
+            f"the device only copied for {100 * lost / span:.0f} % of {SPAN_TEXT}, but in copies "
             "that do not reach one common rate: their number or the host may be the limit"
         )
         finding.settled_by = "link bytes and generation under load (gpu_sample)"
@@ -200,8 +203,8 @@ def _host_link(facts: Facts, item: Idleness) -> Finding:
     finding.confidence = 0.9 * facts.trust("cuda", "cupti")
     finding.summary = (
         f"Device {activities.device} did nothing but copy from or to the host for "
-        f"{100 * lost / span:.0f} % of its time: {n_bytes / 1e9:.1f} GB, large copies all at about "
-        f"{typical:.1f} GB/s, the ceiling of the link."
+        f"{100 * lost / span:.0f} % of {SPAN_TEXT}: {n_bytes / 1e9:.1f} GB, large copies all at "
+        f"about {typical:.1f} GB/s, the ceiling of the link."
     )
     return finding
 

@@ -9,6 +9,7 @@ from analysis.causes import operation_log
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.live_straggler import find_live_straggler
 from analysis.collectives import Entries, chance_of_last, match
+from analysis.device_time import SPAN_TEXT
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.idleness import Idleness
@@ -60,8 +61,8 @@ def _unmatched(timed: list[Idleness], why: str) -> Finding:
         lost_ns=usage.exposed_collective_ns,
         lost_share=share,
         evidence=evidence,
-        undecided_because=f"the device was in collectives for {100 * share:.0f} % of its time, and "
-        f"{why} whether another was late or the link slow",
+        undecided_because=f"the device was in collectives for {100 * share:.0f} % of {SPAN_TEXT}, "
+        f"and {why} whether another was late or the link slow",
     )
 
 
@@ -99,8 +100,8 @@ def _by_entries(facts: Facts, entries: Entries) -> Finding:
         finding.excluded.append(
             Exclusion(
                 STRAGGLER,
-                f"devices waited {100 * whole / max(span, 1):.1f} % of their time for the last "
-                "to enter",
+                f"devices waited {100 * whole / max(span, 1):.1f} % of the time between their "
+                "first and last activities for the last to enter",
             )
         )
         return finding

@@ -213,6 +213,25 @@ def test_a_busy_device_is_the_limit_only_with_a_queue(tmp_path: Path) -> None:
     assert analysed(tmp_path / "graphs", graphs).verdict.cause == "healthy"
 
 
+def test_a_share_of_the_time_between_activities_says_so(tmp_path: Path) -> None:
+    """A recording that begins and ends with 20 ms of nothing: the budget's idleness is larger."""
+    program = Program(start=20 * MS)
+    for _ in range(200):
+        program.launch(60 * US)
+        program.now = program.free + 40 * US
+    session = SessionBuilder(
+        tmp_path / "s", origin="kineto", start_ns=0, end_ns=program.free + 20 * MS
+    )
+    session.add("gpu_activity", program.activity).add("cuda_call", program.calls)
+    found = attribute(session.write())
+    budget = found.budgets[0].by_state()
+    compute = about(found, "device.compute_bound")
+    assert budget["idle"] == pytest.approx(1 - 12 / 60.9, abs=0.002)
+    assert numbers(compute)["busy_between_first_and_last_activity"] == pytest.approx(57.1, abs=0.2)
+    between = "the time between its first and last activity"
+    assert compute.excluded[0].reason == f"the device was idle for 43 % of {between}"
+
+
 def test_copies_at_one_rate_that_nothing_hides_are_the_link(tmp_path: Path) -> None:
     link, many = Program(), Program()
     for _ in range(60):
