@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tracer.commands.parameters import find_cause, find_session, parse_duration
+from tracer.commands.parameters import find_cause, parse_duration
+from tracer.commands.ranges import open_detailed
 from tracer.errors import UsageError
 from tracer.plain_text import plain, plain_line
 
@@ -25,7 +25,7 @@ EXIT_UNTOLD = 8
 
 
 @click.command("analyze")
-@click.argument("session", type=click.Path(path_type=Path))
+@click.argument("session", type=click.Path())
 @click.option(
     "--window",
     "window_ns",
@@ -54,7 +54,7 @@ EXIT_UNTOLD = 8
 )
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 def command(
-    session: Path,
+    session: str,
     window_ns: int,
     explained: str | None,
     fail_on: str | None,
@@ -62,6 +62,9 @@ def command(
     is_json: bool,
 ) -> int:
     """Say what the device of SESSION was waiting for, and why.
+
+    SESSION@BEGIN..END is a range of it, in times since its begin; either may be left out. Times in
+    the answer are then since the begin of the range.
 
     Example:
       tracer analyze incident.tracer --explain launch.cpu_delay
@@ -75,14 +78,9 @@ def command(
     from tracer.lean_arrow import make_arrow_lean
 
     make_arrow_lean()
-    from analysis import attribute, open_session
-    from tracer.recovery import mended_line, recover_crashed
+    from analysis import attribute
 
-    path = find_session(session)
-    recovery = recover_crashed(path)
-    if recovery is not None:
-        click.echo(mended_line(path), err=True)
-    opened = open_session(path)
+    opened = open_detailed(session)
     if is_by_mark:
         from analysis import rounds
 

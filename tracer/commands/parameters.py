@@ -87,6 +87,8 @@ def parse_bytes(text: str) -> int:
 
 #: Ending of a session directory's name.
 SESSION_SUFFIX = ".tracer"
+#: How a range of a session is written.
+RANGE = re.compile(r"(?P<path>.+)@(?P<begin>[^@]*)\.\.(?P<end>[^@]*)")
 
 
 def find_session(path: Path) -> Path:
@@ -105,8 +107,12 @@ def find_session(path: Path) -> Path:
         try:
             if candidate.is_dir():
                 return candidate
+            if candidate == path and path.exists():
+                missing = f"{path} is a file, not a session directory"
         except OSError as error:
             missing = f"{path} cannot be looked for ({error.strerror})"
+    if RANGE.fullmatch(str(path)):
+        missing += " (analyze, diff and report take a range of a session, no other command does)"
     raise InputError(f"{missing}; give the directory that 'tracer record -o DIR' wrote")
 
 

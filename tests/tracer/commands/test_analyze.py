@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.kept import Kept
 from tests.analysis.builder import MS, S, Service, SessionBuilder
 from tracer import cli
 
@@ -137,3 +138,44 @@ def test_explain_splits_the_longest_calls(tmp_path: Path, capsys):
         "20 ms (18 ms ready but waiting for a CPU, mostly for stress-ng (pid 99); 2 ms on a CPU "
         "inside the call)"
     ) in text
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A session whose launching thread is pushed off its CPU in its second half only."""
+    service = Service(seed=5)
+    service.decode_until(service.start + 10 * S)
+    while service.now < service.start + 20 * S:
+        service.preempt(20 * MS)
+        service.decode_step()
+    return service.session(tmp_path_factory.mktemp("late") / "s.tracer").path
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "seconds"),
+    [("@0..9s", "healthy", 9), ("@11s..19s", "launch.cpu_delay", 8)],
+)
+def test_a_range_has_its_own_verdict(late: Path, capsys, text: str, cause: str, seconds: int):
+    assert cli.run(["analyze", f"{late}{text}", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"]["cause"] == cause
+    assert data["end_ns"] - data["start_ns"] == seconds * S
+
+
+def test_a_wrong_range_is_wrong_usage(late: Path, capsys):
+    assert cli.run(["analyze", f"{late}@9s..3s"]) == 2
+    assert "the range ends before it begins" in capsys.readouterr().err
+
+
+def test_a_range_without_its_detail_is_refused(tmp_path: Path, capsys):
+    service = Service(seed=6)
+    service.decode_until(service.start + 12 * S)
+    path = service.session(tmp_path / "s.tracer").path
+    kept = Kept(service.start + 8 * S, [(service.start + 2 * S, service.start + 4 * S)])
+    (path / "kept.json").write_text(kept.to_json())
+    for command in (["analyze"], ["report", "-o", str(tmp_path / "r.html")]):
+        assert cli.run([*command, f"{path}@5s..10s"]) == 3
+        told = capsys.readouterr().err
+        assert "full detail was not kept of all of" in told
+        assert "@2s..4s or @8s..12s" in told
+    assert cli.run(["analyze", f"{path}@8s..12s"]) == 0

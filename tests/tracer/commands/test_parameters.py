@@ -110,3 +110,15 @@ def test_what_is_no_session_is_one_sentence(command, name, tmp_path, monkeypatch
     told = capsys.readouterr().err
     assert told.startswith("tracer: ") and told.count("\n") == 1
     assert not list((tmp_path / "empty").iterdir())
+
+
+def test_a_file_and_a_range_are_told_from_what_is_missing(tmp_path, capsys):
+    (tmp_path / "s.tracer").mkdir()
+    (tmp_path / "notes.md").touch()
+    for name in ("notes.md", "notes.md@1s..2s"):
+        assert cli.run(["analyze", str(tmp_path / name)]) == 3
+        told = capsys.readouterr().err
+        assert "notes.md is a file, not a session directory; give" in told
+        assert "does not exist" not in told
+    assert cli.run(["export", "csv", str(tmp_path / "s.tracer@1s..2s")]) == 3
+    assert "analyze, diff and report take a range" in capsys.readouterr().err

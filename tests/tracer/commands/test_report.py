@@ -27,6 +27,13 @@ def test_the_report_is_written_where_asked(
     assert cli.run(["report", "s", "--force", "-o", "s.html"]) == 0
 
 
+def test_the_report_of_a_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    story(tmp_path / "s.tracer", "launch.cpu_delay")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["report", "s.tracer@1s..4s"]) == 0
+    assert "3.0 s" in (tmp_path / "s.html").read_text()
+
+
 def test_a_report_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["report", str(tmp_path / "none")]) == 3
     (tmp_path / "odd.tracer").mkdir()
