@@ -12,9 +12,10 @@ from probes.recorded.operations import OperationsRecording, is_operation_log
 from probes.recorded.recording import Recording, RecordingError
 from probes.recorded.scrapes import ScrapesRecording, is_scrapes_file
 from probes.recorded.sqlite_file import MAGIC, SqliteFile
+from probes.recorded_formats import RECORDED_FORMATS
 
 #: Formats that can be imported, sorted.
-FORMATS = ("ingero", "kineto", "nsys", "operations", "scrapes")
+FORMATS = tuple(RECORDED_FORMATS)
 
 
 def open_recording(path: Path | str, format: str | None = None) -> Recording:

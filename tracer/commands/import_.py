@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from probes.recorded_formats import RECORDED_FORMATS
 from tracer import __version__
 from tracer.errors import SessionError
 
@@ -19,9 +20,14 @@ if TYPE_CHECKING:
 #: Longest wait for the disk in s before the import gives up.
 DISK_TIMEOUT_S = 600.0
 
+_EPILOG = "\b\nFormats:\n" + "\n".join(
+    f"  {name:<{max(map(len, RECORDED_FORMATS))}}  {meaning}"
+    for name, meaning in RECORDED_FORMATS.items()
+)
 
-@click.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
+
+@click.command("import", epilog=_EPILOG)
+@click.argument("file", metavar="FILE|DIR", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -30,10 +36,16 @@ DISK_TIMEOUT_S = 600.0
     metavar="DIR",
     help="Session directory to make.",
 )
-@click.option("--format", "format_name", metavar="NAME", help="Insist on this format.")
+@click.option(
+    "--format",
+    "format_name",
+    metavar="NAME",
+    type=click.Choice(list(RECORDED_FORMATS)),
+    help="Insist on this format, one of those below.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing session.")
 def command(file: Path, output: Path, format_name: str | None, force: bool) -> None:
-    """Turn FILE, a recording of another tool, into a session; its format is recognised.
+    """Turn FILE or DIR, a recording of another tool, into a session; its format is recognised.
 
     Example:
       tracer import trace.db -o old.tracer

@@ -10,6 +10,7 @@ from analysis.manifest import Manifest
 from analysis.timeline import open_session
 from probes.recorded import opening
 from probes.recorded.recording import Problems
+from probes.recorded_formats import RECORDED_FORMATS
 from tests.tracer.fake_probes import call_batch
 from tracer import cli, segment_store, session
 from tracer.commands import import_
@@ -98,3 +99,13 @@ def test_what_is_no_recording(tmp_path, capsys):
     assert cli.run(["import", str(tmp_path / "x"), "-o", str(tmp_path / "s")]) == 3
     assert not Path(tmp_path / "s").exists()
     assert "none of the known recordings" in capsys.readouterr().err
+
+
+def test_formats_are_listed_and_no_other_is_taken(tmp_path, capsys):
+    assert cli.run(["import", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "FILE|DIR" in told.splitlines()[0]
+    for name, meaning in RECORDED_FORMATS.items():
+        assert any(line.split(None, 1) == [name, meaning] for line in told.splitlines())
+    assert cli.run(["import", "x.db", "-o", str(tmp_path / "s"), "--format", "bogus"]) == 2
+    assert "'kineto'" in capsys.readouterr().err
