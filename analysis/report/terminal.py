@@ -10,7 +10,14 @@ from analysis.attribution import Attribution
 from analysis.budget import Budget
 from analysis.causes import cause as declaration
 from analysis.finding import Exclusion, Finding, Status
-from analysis.report.words import REASON_TEXT, STATE_TEXT, evidence_text, place_text
+from analysis.report.words import (
+    REASON_TEXT,
+    STATE_TEXT,
+    basis_text,
+    evidence_text,
+    length_text,
+    place_text,
+)
 
 WIDTH = 96
 _BAR = 60
@@ -65,7 +72,7 @@ def _wrap(text: str, indent: str) -> list[str]:
 def _bar(budget: Budget) -> list[str]:
     """The recording from left to right, the leading state of each part, then the shares."""
     name = "device" if budget.device is None else f"device {budget.device}"
-    seconds = (budget.edges[-1] - budget.edges[0]) / 1e9
+    length = length_text(float(budget.edges[-1] - budget.edges[0]))
     n = len(budget.edges) - 1
     by_state = {state: np.zeros(n, dtype=np.int64) for state in BLOCKS}
     for (state, _reason), values in budget.spent.items():
@@ -74,8 +81,7 @@ def _bar(budget: Budget) -> list[str]:
     names = list(BLOCKS)
     table = np.stack([by_state[state] for state in names])
     letters = [BLOCKS[names[int(table[:, group].sum(axis=1).argmax())]] for group in groups]
-    certainty = "device times" if budget.is_timed else "host's calls and utilisation"
-    lines = [f"{name}, {seconds:.1f} s, from {certainty}:", f"  |{''.join(letters)}|"]
+    lines = [f"{name}, {length}, {basis_text(budget.basis)}:", f"  |{''.join(letters)}|"]
     reasons: dict[str, list[tuple[float, str]]] = {}
     for (state, reason), share in budget.totals().items():
         reasons.setdefault(state, []).append((share, reason))
@@ -100,11 +106,12 @@ def _finding(number: int, finding: Finding, origin_ns: int) -> list[str]:
     lines = _wrap(f"{finding.cause}{proven} ({sure})", f"{number}. ")
     lines += _wrap(finding.summary or finding.undecided_because, "   ")
     if finding.start_ns is not None and finding.end_ns is not None and finding.end_ns:
-        begin, end = (finding.start_ns - origin_ns) / 1e9, (finding.end_ns - origin_ns) / 1e9
-        when = f"From {begin:.1f} s to {end:.1f} s"
+        begin, end = finding.start_ns - origin_ns, finding.end_ns - origin_ns
+        divisor, unit = (1e9, "s") if end >= 1e9 else (1e6, "ms")
+        when = f"From {begin / divisor:.1f} {unit} to {end / divisor:.1f} {unit}"
         if finding.lost_ns:
             share = f"{100 * finding.lost_share:.0f} % of the time with demand"
-            when += f"; mending it returns at most {finding.lost_ns / 1e9:.2f} s ({share})"
+            when += f"; mending it returns at most {length_text(finding.lost_ns, 2)} ({share})"
         lines += _wrap(when + ".", "   ")
     place = place_text(finding)
     if place:

@@ -5,6 +5,7 @@ stranger wrote, made fit to be read.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from analysis.finding import Evidence, Finding
 
@@ -40,6 +41,12 @@ REASON_TEXT = {
     "host": "host computing between calls",
     "unknown": "for a reason not known",
 }
+#: What a budget rests on, by the table that tells it.
+_BASIS_TEXT = {
+    "gpu_activity": "device times",
+    "cuda_call": "host's calls",
+    "gpu_sample": "utilisation",
+}
 
 #: Control characters, bytes that were no text, and marks that turn the direction of writing.
 _UNSAFE = re.compile(
@@ -73,6 +80,19 @@ def duration_text(ns: float) -> str:
     """Return a length in ns in a unit that a person reads."""
     divisor, unit = duration_unit(ns)
     return f"{ns / divisor:.4g} {unit}"
+
+
+def basis_text(tables: Sequence[str]) -> str:
+    """Return what a budget rests on, from the tables of its ``basis``."""
+    if not tables:
+        return "with nothing recorded that tells when it worked"
+    *former, last = [_BASIS_TEXT[table] for table in tables]
+    return f"from {', '.join(former)} and {last}" if former else f"from {last}"
+
+
+def length_text(ns: float, decimals: int = 1) -> str:
+    """Return a length in ns: in seconds to so many decimals, one under a second in its unit."""
+    return f"{ns / 1e9:.{decimals}f} s" if ns >= 1e9 else duration_text(ns)
 
 
 def evidence_text(item: Evidence) -> str:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from analysis.facts import Facts
 from analysis.report.html.panel import how_to_record
-from analysis.report.words import duration_text, shown
+from analysis.report.words import duration_text, length_text, shown
 
 #: A wall clock beyond this (the year 2200) is damage.
 _LAST_NS = 7_258_118_400 * 1_000_000_000
@@ -193,7 +193,7 @@ def facts_line(facts: Facts) -> list[tuple[str, str]]:
         began = f"{at:%Y-%m-%d %H:%M:%S} UTC"
     pairs = [
         ("Began", began),
-        ("Recorded", f"{(facts.end_ns - facts.start_ns) / 1e9:.1f} s"),
+        ("Recorded", length_text(facts.end_ns - facts.start_ns)),
         ("GPUs", devices),
         ("Processes", f"{len(manifest.targets):,}"),
         ("Host", shown(host, 80)),
