@@ -89,12 +89,15 @@ class Budget:
         edges: ``(n + 1,)`` window edges, ns.
         spent: Length in ns by (state, reason), each ``(n,)``; together they fill the windows.
         is_timed: Whether it rests on device times rather than on the host's calls.
+        basis: Tables that tell when the device worked: ``gpu_activity``, ``cuda_call`` and
+            ``gpu_sample``, those of them that were used.
     """
 
     device: int | None
     edges: Ints
     spent: dict[tuple[str, str], Ints]
     is_timed: bool
+    basis: tuple[str, ...]
 
     def totals(self) -> dict[tuple[str, str], float]:
         """Return the share of the whole recording by (state, reason); they add up to 1."""
@@ -167,9 +170,13 @@ def _budget(facts: Facts, findings: list[Finding], device: int | None, edges: In
                 former = spent.get((state, fine))
                 spent[state, fine] = length if former is None else former + length
     is_timed = device is not None and device in facts.activity
+    basis = ["gpu_activity"] if is_timed else []
     if device is None or not is_timed or len(facts.uncovered(device)):
-        _bound(facts, device, edges, spent)
-    return Budget(device, edges, spent, is_timed)
+        if facts.pids_on(device):
+            basis.append("cuda_call")
+        if _bound(facts, device, edges, spent):
+            basis.append("gpu_sample")
+    return Budget(device, edges, spent, is_timed, tuple(basis))
 
 
 def _split(
@@ -270,8 +277,9 @@ def _found(findings: list[Finding], cause: str, device: int | None) -> Ints:
 
 def _bound(
     facts: Facts, device: int | None, edges: Ints, spent: dict[tuple[str, str], Ints]
-) -> None:
-    """Split undetermined time by the utilisation of the device, window by window, in place.
+) -> bool:
+    """Split undetermined time by the utilisation of the device, window by window, in place, and
+    return whether the utilisation told of any.
 
     Utilisation says how much of the window some kernel ran. What of it is not accounted as busy
     already lies in the undetermined time: that much of it is moved to ``compute``, the rest to
@@ -280,7 +288,7 @@ def _bound(
     samples = facts.utilisation(device)
     unknown = [key for key in spent if key[0] == "unknown"]
     if samples is None or not unknown:
-        return
+        return False
     share = samples.per_window(edges) / 100
     length = np.diff(edges)
     open_ns = np.sum([spent[key] for key in unknown], axis=0)
@@ -302,3 +310,4 @@ def _bound(
         spent["idle", reason] = spent.get(("idle", reason), nothing) + told - active
         if (values - told).any():
             spent["unknown", reason] = values - told
+    return bool((is_known & (open_ns > 0)).any())

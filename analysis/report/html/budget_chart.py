@@ -14,7 +14,7 @@ from analysis.budget import Budget
 from analysis.facts import Facts
 from analysis.finding import Finding, Status
 from analysis.report.html.panel import Ints, Scale
-from analysis.report.words import REASON_TEXT, STATE_TEXT, duration_text, shown
+from analysis.report.words import REASON_TEXT, STATE_TEXT, basis_text, duration_text, shown
 
 #: Layers below this share of the recording are drawn together.
 _LITTLE = 0.003
@@ -164,7 +164,7 @@ def _device(budget: Budget, findings: list[Finding], scale: Scale) -> DeviceBudg
     totals = [(_layer(key), int(spent[key].sum()) / whole, int(spent[key].sum())) for key in order]
     totals.sort(key=lambda item: -item[1])
     title = "Device" if budget.device is None else f"GPU {budget.device}"
-    basis = "device times" if budget.is_timed else "the host's calls and the utilisation"
+    basis = basis_text(budget.basis)
     if whole < _MOST * (scale.end_ns - scale.start_ns):
         basis += f", for the {duration_text(whole)} that hold full detail"
     chart = {

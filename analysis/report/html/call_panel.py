@@ -10,7 +10,8 @@ from analysis import intervals, quantiles
 from analysis.calls import Calls
 from analysis.facts import Facts
 from analysis.long_series import launch_lengths
-from analysis.report.html.panel import N_BUCKETS, Chart, Panel, Scale, how_to_record
+from analysis.report.html.panel import N_BUCKETS, Chart, Ints, Panel, Scale, how_to_record
+from analysis.stuck import is_still_open
 from analysis.timeline import Session
 
 #: A window must hold some calls to have a percentile.
@@ -29,13 +30,14 @@ def call_panel(facts: Facts, scale: Scale) -> Panel:
     rate = Chart("Launches", "1/s", style="step")
     latency = Chart("Launch latency", "µs", style="step", note="by nearest rank")
     waiting = Chart("Threads inside a sync", "threads", style="step")
+    opened = _open_syncs(facts)
     if facts.session.has("call_second"):
-        _add_summaries(facts.session, scale, rate, latency, waiting)
+        _add_summaries(facts.session, opened, scale, rate, latency, waiting)
         panel.missing.append(
             "Single calls were kept for parts of this recording only; these are its exact counts."
         )
     elif facts.calls is not None:
-        _add_calls(facts.calls, scale, rate, latency, waiting)
+        _add_calls(facts.calls, opened, scale, rate, latency, waiting)
     else:
         panel.missing.append(how_to_record(facts.session, "cuda_call", "cuda"))
         return panel
@@ -45,8 +47,23 @@ def call_panel(facts: Facts, scale: Scale) -> Panel:
     return panel
 
 
-def _add_calls(calls: Calls, scale: Scale, rate: Chart, latency: Chart, waiting: Chart) -> None:
-    """Fill the charts from single calls."""
+def _open_syncs(facts: Facts) -> Ints:
+    """When threads were inside syncs and blocking copies that did not return, as ``(n, 2)`` ns:
+    until the end, or the last snapshot of a process that ended before.
+    """
+    rows = [
+        (int(row["start_ns"]), facts.end_ns if is_still_open(facts, row) else int(row["time_ns"]))
+        for row in facts.open_calls
+        if not row["is_doubtful"]
+        and (row["kind"] == "sync" or (row["kind"] == "copy" and "Async" not in row["function"]))
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
+
+def _add_calls(
+    calls: Calls, opened: Ints, scale: Scale, rate: Chart, latency: Chart, waiting: Chart
+) -> None:
+    """Fill the charts from single calls, and syncs that did not return."""
     edges = scale.edges(N_BUCKETS, _SHORTEST_NS)
     width_ns = np.diff(edges)
     cuts = np.searchsorted(calls.start, edges)
@@ -58,15 +75,17 @@ def _add_calls(calls: Calls, scale: Scale, rate: Chart, latency: Chart, waiting:
     for name, values in _latencies(calls, is_launch & calls.has_return, cuts).items():
         if np.isfinite(values).any():
             latency.add_windows(scale, name, edges, values)
-    spans = intervals.make(calls.start, calls.end)[calls.is_sync]
+    spans = np.concatenate((intervals.make(calls.start, calls.end)[calls.is_sync], opened))
     if len(spans):
         waiting.add_windows(scale, "waiting", edges, intervals.weight(spans, edges) / width_ns)
 
 
 def _add_summaries(
-    session: Session, scale: Scale, rate: Chart, latency: Chart, waiting: Chart
+    session: Session, opened: Ints, scale: Scale, rate: Chart, latency: Chart, waiting: Chart
 ) -> None:
-    """Fill the charts from the counts of each second and the histograms of a long recording."""
+    """Fill the charts from the counts of each second and the histograms of a long recording, and
+    syncs that did not return.
+    """
     edges = scale.edges(N_BUCKETS, 1_000_000_000)
     width_ns = np.diff(edges)
     kinds = ("launch", "graph_launch", "sync")
@@ -89,8 +108,9 @@ def _add_summaries(
     for kind, name in _LAUNCHES:
         if totals[kind].any():
             rate.add_windows(scale, name, edges, 1e9 * totals[kind] / width_ns)
-    if totals["sync"].any():
-        waiting.add_windows(scale, "waiting", edges, totals["sync"] / width_ns)
+    inside = totals["sync"] + intervals.weight(opened, edges)
+    if inside.any():
+        waiting.add_windows(scale, "waiting", edges, inside / width_ns)
     spans = scale.edges(N_BUCKETS, 10_000_000_000)
     lengths = launch_lengths(session, spans)
     for name, q in (("p50", 0.5), ("p99", 0.99)):

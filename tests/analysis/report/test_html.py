@@ -17,6 +17,7 @@ from analysis.kept import Kept
 from analysis.manifest import Source
 from analysis.report.files import OutputError
 from analysis.report.html import page, write_report
+from analysis.report.terminal import render
 from tests.analysis.builder import S, Service, SessionBuilder
 from tests.analysis.report.sessions import hostile, story, traced
 
@@ -287,3 +288,56 @@ def test_marks_are_on_the_timeline(tmp_path: Path) -> None:
     builder.add("event", [{"time_ns": service.start + S, "kind": "mark", "name": name}])
     session = builder.write()
     assert data_of(page.render(session, attribute(session)))["noted"] == [{"x": 1.0, "name": name}]
+
+
+@pytest.mark.parametrize("is_long", [False, True], ids=["calls", "counts"])
+def test_threads_in_syncs_that_did_not_return_stay_inside_until_the_end(
+    tmp_path: Path, is_long: bool
+) -> None:
+    service = Service(seed=2)
+    service.decode_until(service.start + 4 * S)
+    begin, end = service.now, service.now + 2 * S
+    build = service.builder(tmp_path / "s.tracer", end)
+    opened = {"function": "cudaStreamSynchronize", "layer": "runtime", "kind": "sync", "depth": 0}
+    opened |= {"pid": service.pid, "start_ns": begin, "time_ns": end - S // 10, "call_id": 1 << 40}
+    for tid, is_doubtful in ((service.pid, False), (service.pid + 1, True)):
+        build.add("open_call", [{**opened, "tid": tid, "is_doubtful": is_doubtful}])
+    if is_long:
+        count = {"pid": service.pid, "tid": service.pid, "kind": "launch", "depth": 0}
+        count |= {"function": "cudaLaunchKernel", "duration_ns": S, "n_calls": 9, "total_ns": S}
+        count |= {"layer": "runtime", "n_returned": 9}
+        build.add("call_second", [{**count, "start_ns": service.start}])
+    session = build.write()
+    charts = data_of(page.render(session, attribute(session)))["panels"]["calls"]
+    [line] = next(chart for chart in charts if chart["title"] == "Threads inside a sync")["lines"]
+    last = [y for x, y in zip(line["x"], line["y"], strict=True) if x > (begin - service.start) / S]
+    assert last[1:] == [1.0] * len(last[1:]) and len(last) > 1
+
+
+def test_a_slow_call_that_began_before_the_recording_is_said_to(tmp_path: Path) -> None:
+    service = Service(seed=2)
+    service.now -= 36_000_000
+    service.call("cudaStreamSynchronize", "sync", 50_000_000)
+    service.decode_until(service.start + 2 * S)
+    session = service.session(tmp_path / "s.tracer")
+    words = Reader(page.render(session, attribute(session))).words
+    assert "before the start 50 ms cudaStreamSynchronize" in words
+    assert "-0.0" not in words
+
+
+def test_the_count_of_calls_says_what_it_counts(tmp_path: Path) -> None:
+    session, counts = traced(tmp_path / "s.tracer")
+    words = Reader(page.render(session, attribute(session))).words
+    outermost = counts["cuda_call"] // 2
+    assert f"CUDA calls {outermost} (outermost; driver calls inside them are not counted)" in words
+
+
+@pytest.mark.parametrize("has_nvml", [False, True])
+def test_a_budget_claims_no_source_that_was_not_recorded(tmp_path: Path, has_nvml: bool) -> None:
+    service = Service(has_nvml=has_nvml)
+    service.decode_until(service.start + 2 * S)
+    session = service.session(tmp_path / "s.tracer")
+    attribution = attribute(session)
+    expected = "from host's calls and utilisation" if has_nvml else "from host's calls"
+    assert f"GPU 0 {expected}" in Reader(page.render(session, attribution)).words
+    assert f", {expected}:" in render(attribution)

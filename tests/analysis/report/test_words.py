@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from analysis.finding import Evidence
-from analysis.report.words import REASON_TEXT, STATE_TEXT, duration_text, evidence_text, shown
+from analysis.report.words import (
+    REASON_TEXT,
+    STATE_TEXT,
+    basis_text,
+    duration_text,
+    evidence_text,
+    shown,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +55,20 @@ def test_every_state_and_reason_of_the_budget_has_words() -> None:
 
     assert set(STATES) == set(STATE_TEXT)
     assert set(REASONS) == set(REASON_TEXT)
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        (("gpu_activity",), "from device times"),
+        (("cuda_call",), "from host's calls"),
+        (("cuda_call", "gpu_sample"), "from host's calls and utilisation"),
+        (
+            ("gpu_activity", "cuda_call", "gpu_sample"),
+            "from device times, host's calls and utilisation",
+        ),
+        ((), "with nothing recorded that tells when it worked"),
+    ],
+)
+def test_a_budget_names_what_it_rests_on(tables: tuple[str, ...], expected: str) -> None:
+    assert basis_text(tables) == expected
