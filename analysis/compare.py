@@ -80,6 +80,11 @@ class Change:
         is_more = self.difference > 0
         return self.is_beyond_noise and is_more == (self.measure.better == "lower")
 
+    @property
+    def is_too_small(self) -> bool:
+        """Whether its interval leaves 0 out, but so little is never told as a change."""
+        return not self.is_beyond_noise and (self.deciding_low > 0 or self.deciding_high < 0)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-able values."""
         measure = self.measure

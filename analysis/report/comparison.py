@@ -47,10 +47,10 @@ def render_comparison(comparison: Comparison) -> str:
     lines += textwrap.wrap(
         f"! marks what is worse. In brackets the {level} interval of the difference, from how each "
         "recording varies within itself: where it holds 0, the difference may be noise. At that "
-        "level all figures together are wrong in 5 % of cases. Last the samples before/after. A "
-        f"change of less than {100 * LEAST_SHARE:g} %, or {LEAST_POINTS:g} point of a percentage, "
-        "is not told. Two recordings of one and the same setup can differ by more than each "
-        "varies: compare two of those first if a change is small.",
+        "level all figures together are wrong in 5 % of cases. Last the samples before/after. "
+        f"~ marks what leaves 0 out but is less than {100 * LEAST_SHARE:g} %, or "
+        f"{LEAST_POINTS:g} point of a percentage: too small to be told as a change. "
+        "Two recordings of one and the same setup can differ by more than each varies: compare two of those first if a change is small.",
         WIDTH,
     )
     return "\n".join(lines)
@@ -98,7 +98,7 @@ def _table(changes: list[Change]) -> list[str]:
             continue
         lines.append(f"  {heading}")
         for item in rows:
-            mark = "!" if item.is_worse else " "
+            mark = "!" if item.is_worse else "~" if item.is_too_small else " "
             name = _name(item.measure)
             if len(name) > _NAME_WIDTH:
                 lines.append(f"  {mark} {name}")

@@ -69,6 +69,14 @@ def test_the_interval_that_is_printed_is_the_one_that_decides(tmp_path: Path):
     )
     told = render_comparison(replace(comparison, changes=[replace(item, is_beyond_noise=False)]))
     assert "[-31.0, +2.0]" in told and "-25.7" not in told
+    # One that is told apart from noise, and too small to be a change.
+    item = replace(item, deciding_low=0.001, deciding_high=0.004, is_beyond_noise=False)
+    [row] = [
+        line
+        for line in render_comparison(replace(comparison, changes=[item])).splitlines()
+        if "[+0.1, +0.4]" in line
+    ]
+    assert row.startswith("  ~ ")
 
 
 def test_both_values_of_a_row_are_in_one_unit(tmp_path: Path):
