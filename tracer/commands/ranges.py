@@ -38,7 +38,7 @@ def open_recorded(text: str) -> Session:
     if match is None:
         return session
     begin = _time(match["begin"], 0)
-    end = _time(match["end"], session.duration_ns)
+    end = _time(match["end"], max(session.duration_ns, begin + 1))
     if begin >= end:
         raise UsageError(f"{text}: the range ends before it begins; write SESSION@BEGIN..END")
     return session.between(session.start_ns + begin, session.start_ns + end)

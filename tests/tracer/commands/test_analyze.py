@@ -165,6 +165,8 @@ def test_a_range_has_its_own_verdict(late: Path, capsys, text: str, cause: str, 
 def test_a_wrong_range_is_wrong_usage(late: Path, capsys):
     assert cli.run(["analyze", f"{late}@9s..3s"]) == 2
     assert "the range ends before it begins" in capsys.readouterr().err
+    assert cli.run(["analyze", f"{late}@2h.."]) == 3
+    assert "outside of the recording" in capsys.readouterr().err
 
 
 def test_a_range_without_its_detail_is_refused(tmp_path: Path, capsys):
