@@ -14,6 +14,7 @@ from analysis.causes.declaration import Cause, Needs
 from analysis.engine import gauge_at
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
+from analysis.report.words import length_text
 from analysis.stuck import OPEN_NS, WAITS, is_still_open, ranks, threshold
 
 HANG = "hang.kernel"
@@ -73,7 +74,7 @@ def _with_open_call(facts: Facts, row: dict[str, Any]) -> Finding:
     )
     if age < limit:
         finding.excluded.append(
-            Exclusion(HANG, f"the open {row['function']} is only {age / 1e9:.1f} s old")
+            Exclusion(HANG, f"the open {row['function']} is only {length_text(age)} old")
         )
         return finding
     finding.lost_ns = age

@@ -69,7 +69,7 @@ def test_the_age_of_an_open_call_is_not_that_of_one_that_returned(tmp_path: Path
         for item in finding.excluded
         if finding.cause == "hang.kernel"
     ]
-    assert reason == "the open cudaStreamSynchronize is only 0.1 s old"
+    assert reason == "the open cudaStreamSynchronize is only 80 ms old"
 
 
 def test_a_call_whose_return_was_lost_ended_when_its_thread_went_on(tmp_path: Path) -> None:
