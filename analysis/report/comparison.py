@@ -50,7 +50,8 @@ def render_comparison(comparison: Comparison) -> str:
         "level all figures together are wrong in 5 % of cases. Last the samples before/after. "
         f"~ marks what leaves 0 out but is less than {100 * LEAST_SHARE:g} %, or "
         f"{LEAST_POINTS:g} point of a percentage: too small to be told as a change. "
-        "Two recordings of one and the same setup can differ by more than each varies: compare two of those first if a change is small.",
+        "Two recordings of one and the same setup can differ by more than each varies: "
+        "compare two of those first if a change is small.",
         WIDTH,
     )
     return "\n".join(lines)
