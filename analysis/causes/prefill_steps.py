@@ -14,6 +14,8 @@ HOGGING = engine_steps.HOGGING
 
 #: running request by that many tokens.
 LONG_STEP = 3.0
+#: Where the device has work for less of the time than this, prompts do not hold it.
+LEAST_DEMAND = 0.5
 #: Steps that a reference level needs.
 N_STEPS = 10
 
@@ -77,6 +79,17 @@ def by_steps(facts: Facts) -> Finding | None:
                 HOGGING,
                 f"eager steps of {LONG_STEP:.0f} times a decode step take "
                 f"{100 * severity.share:.0f} % of the time with demand",
+            )
+        )
+        finding.lost_ns, finding.lost_share = 0, 0.0
+        return finding
+    asked = intervals.total(facts.demand) / max(facts.complete_ns - facts.start_ns, 1)
+    if asked < LEAST_DEMAND:
+        finding.excluded.append(
+            Exclusion(
+                HOGGING,
+                f"there was work for {100 * asked:.0f} % of the time only: prompts did "
+                "not keep the device from decodes",
             )
         )
         finding.lost_ns, finding.lost_share = 0, 0.0

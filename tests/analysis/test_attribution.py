@@ -348,6 +348,22 @@ def test_prefill_hogging(tmp_path: Path, seed: int, has_engine: bool) -> None:
     assert attribution.verdict.cause == "prefill.hogging"
 
 
+@pytest.mark.parametrize(("rest", "is_hogged"), [(0, True), (300 * MS, False)])
+def test_prompts_that_come_seldom_do_not_hold_the_device(
+    tmp_path: Path, rest: int, is_hogged: bool
+) -> None:
+    # Long eager steps among short graph steps, back to back or with nothing asked for in between.
+    service = Service(has_engine=False)
+    while service.now < service.start + 4 * S:
+        service.prefill_step(100 * MS, 1024)
+        for _ in range(3):
+            service.decode_step()
+        if rest:
+            service.sleep(rest)
+    attribution = check(attribute(service.session(tmp_path / "s")))
+    assert ("prefill.hogging" in causes(attribution)) == is_hogged
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_prompts_and_decodes_that_take_turns_of_whole_seconds(tmp_path: Path, seed: int) -> None:
     # No second is without prompts soon or just before: only the tokens between two prompts tell
