@@ -3,9 +3,9 @@
 The target is a tree of three processes with 24 threads; the driver is the simulated device's NVML
 with one GPU; the engine's page is a real vLLM's (53 kB, 430 samples), of which each scrape gets the
 next recorded one. Figures are CPU time over wall time in per cent of one core, NVML's child
-included, after two seconds of warming up; all together is the least of three runs, because a busy
-neighbour only adds (it empties the caches between two samples). Serving the page is not counted:
-another process does it.
+included, after two seconds of warming up, with the heap set as ``tracer record`` sets it; all
+together is the least of three runs, because a busy neighbour only adds (it empties the caches
+between two samples). Serving the page is not counted: another process does it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from probes.mps.probe import MpsProbe
 from probes.probe import Batch, Probe, SourceReport
 from probes.targets import TargetTree
 from tests.conftest import DATA_VARIABLE
+from tracer.lean_arrow import give_memory_back, make_arrow_lean
+from tracer.lean_heap import make_heap_lean
 from tracer.recorder import Recorder
 from tracer.session import SessionWriter
 from tracer.simulated.device import SimulatedDevice
@@ -192,6 +194,9 @@ def parse_pct(path: Path) -> float:
 
 def main() -> None:
     """Measure each source alone and all together."""
+    make_heap_lean()
+    make_arrow_lean()
+    give_memory_back()
     with ExitStack() as stack:
         pid, _ = stack.enter_context(child(_TARGET))
         time.sleep(0.5)
