@@ -52,6 +52,8 @@ ROOTS = {
     "queue.head_of_line": {"queue.retry_storm"},
     "queue.imbalance": {"queue.overload", "queue.head_of_line", "queue.retry_storm"},
     "power.throttle": {"queue.overload", "queue.retry_storm"},
+    # Whatever more is asked than the device can do, something in it is the limit then.
+    "queue.overload": {"device.compute_bound", "memory_bandwidth"},
     # Evicted requests are computed again instead of new ones, which wait.
     "kv.preemption": {"queue.overload", "prefill.hogging"},
     "kv.undersized": {"kv.preemption", "queue.overload", "prefill.hogging"},

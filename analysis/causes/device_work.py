@@ -112,6 +112,9 @@ def _compute_bound(facts: Facts, item: Idleness) -> Finding:
         reasons.append(f"the device was idle for {100 * idle:.0f} % of {SPAN_TEXT}")
     elif useful < USEFUL_SHARE:
         reasons.append(f"only {100 * useful:.0f} % of {SPAN_TEXT} was useful work")
+    outside = _asked_outside(facts, item.activities)
+    if outside > IDLE_SHARE * (span + outside):
+        reasons.append(f"it ran nothing for {outside / 1e9:.1f} s more in which work was asked for")
     if n < N_SUBMISSIONS:
         reasons.append(f"{n} submissions are too few to tell")
     elif typical < QUEUED:
@@ -142,6 +145,19 @@ def _compute_bound(facts: Facts, item: Idleness) -> Finding:
         Exclusion("launch.host_bound", f"the device was idle for {100 * idle:.1f} % of {SPAN_TEXT}")
     ]
     return finding
+
+
+def _asked_outside(facts: Facts, activities: Activities) -> int:
+    """Return how long work was asked for before the first and after the last call and activity,
+    ns; 0 for traces, which tell nothing of what was asked.
+    """
+    if not facts.has_live_times:
+        return 0
+    begin, end = activities.start_ns, activities.end_ns
+    if facts.calls is not None and len(facts.calls.start):
+        begin = min(begin, int(facts.calls.start[0]))
+        end = max(end, int(facts.calls.start[-1]))
+    return intervals.total(intervals.subtract(facts.demand, intervals.make([begin], [end])))
 
 
 def _host_link(facts: Facts, item: Idleness) -> Finding:
