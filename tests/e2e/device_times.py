@@ -207,27 +207,38 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def true_busy_pct(session: Session, truth: Truth, n_devices: int) -> float | None:
-    """Return the share of the recording in which the devices worked; None where it is not known,
-    or where processes worked on them that were not recorded: the budget is about those that were.
+@dataclass(frozen=True)
+class Busy:
+    """In what share of the recording the devices really worked, %; None where it is not known.
+
+    Attributes:
+        all_pct: For anybody.
+        recorded_pct: None also where processes worked that were not recorded: the budget is about
+            those that were.
     """
+
+    all_pct: float | None = None
+    recorded_pct: float | None = None
+
+
+def true_busy(session: Session, truth: Truth, n_devices: int) -> Busy:
+    """Return how busy the devices were by their own account."""
     rows, whole = _work(truth.rows), make([session.start_ns], [session.end_ns])
     rows = rows[(rows["end_ns"] > session.start_ns) & (rows["start_ns"] < session.end_ns)]
+    if truth.has_gap:
+        return Busy()
     recorded: Sequence[int] = ()
     if session.has("cuda_call"):
         recorded = session.table("cuda_call", columns=["pid"])["pid"].unique().to_pylist()
-    if truth.has_gap or not np.isin(rows["pid"], recorded).all():
-        return None
     busy = sum(
         total(intersect(union(make(own["start_ns"], own["end_ns"])), whole))
         for own in (rows[rows["device"] == device] for device in range(n_devices))
     )
-    return 100 * busy / (session.duration_ns * n_devices)
+    pct = 100 * busy / (session.duration_ns * n_devices)
+    return Busy(pct, pct if np.isin(rows["pid"], recorded).all() else None)
 
 
-def look(
-    scenario: Scenario, view: Session, culprits: dict[str, int], busy_pct: float | None
-) -> View:
+def look(scenario: Scenario, view: Session, culprits: dict[str, int], truth: Busy) -> View:
     """Analyse a recording, or a part of its tables."""
     told: dict[str, Any] = attribute(view).to_json()
     verdict = judge(scenario.expected, told, culprits)
@@ -236,8 +247,9 @@ def look(
     if totals:
         unknown = 100 * statistics.mean(item["unknown"] for item in totals)
         busy = 100 * statistics.mean(sum(item[state] for state in _BUSY) for item in totals)
-    error = None if busy is None or busy_pct is None else abs(busy - busy_pct)
-    is_limit = busy_pct is not None and busy_pct >= _LIMIT_PCT
+    true_pct = truth.recorded_pct
+    error = None if busy is None or true_pct is None else abs(busy - true_pct)
+    is_limit = truth.all_pct is not None and truth.all_pct >= _LIMIT_PCT
     is_said_so = verdict.cause == "device.compute_bound" and scenario.expected.cause == "healthy"
     return View(verdict.cause, verdict.is_right or (is_limit and is_said_so), unknown, error)
 
@@ -257,9 +269,9 @@ def run(scenario: Scenario, seed: int, duration_ns: int, folder: Path) -> Outcom
     has_times = session.has("gpu_activity")
     agreement = compare(session, truth.rows) if has_times else Agreement(0, 0, 0)
     is_endless = scenario.expected.cause.startswith("hang.")
-    busy_pct = None if is_endless else true_busy_pct(session, truth, scenario.n_devices)
+    busy = Busy() if is_endless else true_busy(session, truth, scenario.n_devices)
     with_times, without = (
-        look(scenario, view, dict(performance.culprits), busy_pct)
+        look(scenario, view, dict(performance.culprits), busy)
         for view in (session, session.without(FROM_CUPTI))
     )
     is_disturbed = performance.disturbance.excuses(scenario.has_cpu_contention)
