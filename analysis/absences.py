@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from analysis import intervals
-from analysis.columns import Columns, Vocabulary, filled
+from analysis.columns import Vocabulary, collect_columns, filled
 from analysis.timeline import Session
 
 Ints = npt.NDArray[np.int64]
@@ -106,11 +106,10 @@ def load_absences(session: Session) -> Absences | None:
     """Return the off-CPU intervals of a session, None where they were not recorded."""
     if not session.has("offcpu"):
         return None
-    rows = Columns(0)
     states, locks, names = Vocabulary(), Vocabulary(), Vocabulary()
     unnamed = names.code("")
 
-    def convert(part: pa.Table) -> None:
+    def convert(part: pa.Table) -> tuple[npt.NDArray[Any], ...]:
         start = part["start_ns"].to_numpy()
         end = start + part["duration_ns"].to_numpy()
         state, lock = states.codes(part["state"]), locks.codes(part["lock"])
@@ -126,7 +125,7 @@ def load_absences(session: Session) -> Absences | None:
         # be idle by then, who took it.
         use_taker = (tid < 0) | ((tid == 0) & is_running)
         who = np.where(use_taker, *name)
-        rows.append(
+        return (
             start,
             end,
             np.where(is_preempted, start, ready),
@@ -143,12 +142,7 @@ def load_absences(session: Session) -> Absences | None:
             np.where(who < 0, who.dtype.type(unnamed), who),
         )
 
-    def start_over() -> None:
-        nonlocal rows
-        rows = Columns(session.n_rows("offcpu"))
-
-    session.collect("offcpu", _COLUMNS, convert, keep_dictionaries=True, start_over=start_over)
-    columns = rows.finish()
+    columns = collect_columns(session, "offcpu", _COLUMNS, convert)
     if not columns:
         columns = [np.empty(0, dtype=np.int64)] * 14
     culprit, culprits = _culprits(columns[11], columns[12], columns[13], names.values)

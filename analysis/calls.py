@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from analysis import intervals, quantiles
-from analysis.columns import BLOCK, Columns, Vocabulary, filled, positions
+from analysis.columns import BLOCK, Vocabulary, collect_columns, filled, positions
 from analysis.timeline import Session
 
 Ints = npt.NDArray[np.int64]
@@ -238,9 +238,7 @@ def load_calls(session: Session) -> Calls | None:
         return None
     threads, functions, streams = Vocabulary(), Vocabulary(), Vocabulary()
 
-    rows = Columns(0)
-
-    def convert(part: pa.Table) -> None:
+    def convert(part: pa.Table) -> tuple[npt.NDArray[Any], ...]:
         is_outermost = part["depth"].to_numpy() == 0
         if not is_outermost.all():
             part = part.filter(pa.array(is_outermost))
@@ -251,7 +249,7 @@ def load_calls(session: Session) -> Calls | None:
         is_capture = _answers(part["is_capture"]) == 2
         has_return = part["duration_ns"].is_valid().to_numpy()
         first = 3 * _answers(part["is_first_seen"]) + _answers(part["is_first_use"])
-        rows.append(
+        return (
             part["start_ns"].to_numpy(),
             filled(part["duration_ns"], 0),
             threads.codes(pa.chunked_array([pa.array((pid << 32) | tid)])),
@@ -263,12 +261,7 @@ def load_calls(session: Session) -> Calls | None:
             _traits(kind, _is_blocking(functions.values)[function], is_capture, has_return),
         )
 
-    def start_over() -> None:
-        nonlocal rows
-        rows = Columns(session.n_rows("cuda_call"))
-
-    session.collect("cuda_call", _COLUMNS, convert, keep_dictionaries=True, start_over=start_over)
-    columns = rows.finish()
+    columns = collect_columns(session, "cuda_call", _COLUMNS, convert)
     if not columns:
         return None
     return Calls(

@@ -5,12 +5,15 @@ What is made of a whole column of ten million rows takes as much memory again; a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from analysis.timeline import Session
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -113,3 +116,34 @@ class Columns:
             order = np.argsort(columns[0], kind="stable")
             columns = [column[order] for column in columns]
         return columns
+
+
+def collect_columns(
+    session: Session,
+    table: str,
+    names: Sequence[str],
+    convert: Callable[[pa.Table], Sequence[npt.NDArray[Any]]],
+) -> list[Any]:
+    """Return what ``convert`` makes of the parts of a table, as whole columns sorted by the first;
+    empty where the table has no part.
+
+    Args:
+        session: An opened session.
+        table: Name of the table, which the session has.
+        names: Columns to read; text comes as Arrow dictionaries.
+        convert: Returns the columns of a part, all of one length.
+    """
+    rows = Columns(0)
+
+    def start_over() -> None:
+        nonlocal rows
+        rows = Columns(session.n_rows(table))
+
+    session.collect(
+        table,
+        names,
+        lambda part: rows.append(*convert(part)),
+        keep_dictionaries=True,
+        start_over=start_over,
+    )
+    return rows.finish()
