@@ -85,8 +85,10 @@ def _groups(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
         )
 
 
-def page(results: Sequence[Result], notes: Sequence[str], command: str) -> str:
-    """The page of the docs."""
+def page(
+    results: Sequence[Result], notes: Sequence[str], command: str, reused: Sequence[str] = ()
+) -> str:
+    """The page of the docs; ``reused`` are the kinds whose results an earlier run gave."""
     whole = plain(results)
     lines = [
         "<!-- Written by `make scoreboard-docs`; do not edit. -->",
@@ -101,6 +103,14 @@ def page(results: Sequence[Result], notes: Sequence[str], command: str) -> str:
         "",
         f"    {command}",
         "",
+        *(
+            [
+                f"The {' and '.join(reused)} sessions are of an earlier run, on analyzers of then.",
+                "",
+            ]
+            if reused
+            else []
+        ),
         f"Every case says what is right; {len(all_cases())} cases are built, and where the report "
         "of an incident cannot prove a cause, only `undecided` or `unknown` is right. The worst "
         f"outcome is a wrong cause stated with {CONFIDENT:.0%} or more.",

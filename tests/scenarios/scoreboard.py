@@ -175,7 +175,11 @@ def _write(results: list[Result], notes: list[str], arguments: argparse.Namespac
         return
     command = f"python -m tests.scenarios.scoreboard --seed {arguments.seed}"
     command += f" --draws {arguments.draws} --retries {arguments.retries}"
-    page.write_text(report.page(results, notes, command), encoding="utf-8")
+    reused: list[str] = []
+    if arguments.reuse:
+        command += f" --kinds {' '.join(arguments.kinds)} --reuse scoreboard.json"
+        reused = [kind for kind in report.KINDS if kind not in arguments.kinds]
+    page.write_text(report.page(results, notes, command, reused), encoding="utf-8")
     draw_confusion(summarise(whole).confusion, DOCS / "scoreboard-confusion.svg")
 
 

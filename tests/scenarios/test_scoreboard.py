@@ -133,7 +133,9 @@ def test_no_analyzer_fails_on_a_case(short: list[Result]) -> None:
 
 def test_page_is_renewed_where_it_lists(short: list[Result]) -> None:
     worse = [replace(row, outcome="missed", why="made up") for row in short[:1]]
-    page = report.page(worse, ["a note"], "make scoreboard")
+    assert "earlier run" not in report.page(worse, [], "make scoreboard")
+    page = report.page(worse, ["a note"], "make scoreboard", ["live"])
+    assert "The live sessions are of an earlier run" in page
     assert report.listed(page) == {short[0].name: "missed"}
     renewed = report.relisted(page, [replace(worse[0], outcome="wrong")])
     assert report.listed(renewed) == {short[0].name: "wrong"}
