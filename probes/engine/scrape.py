@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from analysis.schema import ENGINE_SAMPLE, EVENT, Table
 from probes.engine.exposition import ExpositionParser
@@ -65,6 +66,8 @@ class Scraper(threading.Thread):
         self._interval_ns = interval_ns
         self._deadline_ns = deadline_ns
         self._namespace = namespace
+        #: Identity of the network that it asks from; empty for the recorder's own.
+        self.network = _network(namespace)
         self._clock = clock
         self._stop_event = threading.Event()
         #: Held until it is to stop: waiting for a lock costs a fraction of waiting for an event.
@@ -76,6 +79,11 @@ class Scraper(threading.Thread):
         self._busy_since: int | None = None
         self._taken_ns = 0
         self._hold_ns = hold_ns if interval_ns < hold_ns else 0
+
+    def rename(self, name: str) -> None:
+        """Call the endpoint otherwise in the rows, before it is started."""
+        self.url = name
+        self.reader = PageReader(name)
 
     def run(self) -> None:
         """Scrape until told to stop."""
@@ -226,6 +234,8 @@ class EngineProbe:
         self._deadline_ns = deadline_ns
         self._clock = clock
         self._scrapers: list[Scraper] = []
+        #: Those whose page was found again in another network.
+        self._replaced: list[Scraper] = []
         self._search: EndpointSearch | None = None
         self._n_rows = 0
 
@@ -292,7 +302,7 @@ class EngineProbe:
             name=self.name,
             n_rows=self._n_rows,
             n_lost=0,
-            cost_ns=sum(scraper.cost_ns for scraper in self._scrapers),
+            cost_ns=sum(scraper.cost_ns for scraper in (*self._scrapers, *self._replaced)),
             note=note,
             details={
                 "endpoints": [
@@ -310,6 +320,33 @@ class EngineProbe:
         )
 
     def _add(self, url: str, namespace: str | None) -> None:
-        scraper = Scraper(url, self._interval_ns, self._deadline_ns, namespace, clock=self._clock)
+        """Scrape a page, unless that is done already.
+
+        A page that is found again belongs to an engine that was started again, or to one in another
+        network: that one takes the place of one that is lost, and has a name of its own beside one
+        that is not.
+        """
+        times = (self._interval_ns, self._deadline_ns)
+        scraper = Scraper(url, *times, namespace, clock=self._clock)
+        for other in [item for item in self._scrapers if item.url == scraper.url]:
+            if other.network == scraper.network and other.is_alive():
+                return
+            if other.is_lost:
+                other.stop()
+                self._scrapers.remove(other)
+                self._replaced.append(other)
+                scraper.is_lost = True
+            else:
+                scraper.rename(f"{scraper.url} ({scraper.network})")
         self._scrapers.append(scraper)
         scraper.start()
+
+
+def _network(namespace: str | None) -> str:
+    """Identity of a network namespace (``net:[4026531840]``), its path when it is gone."""
+    if namespace is None:
+        return ""
+    try:
+        return str(Path(namespace).readlink())
+    except OSError:
+        return namespace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from probes.engine.discover import Listener, find_listeners
 from probes.engine.exposition import ExpositionParser
@@ -38,13 +38,16 @@ class EndpointSearch(threading.Thread):
         self._stop_event = threading.Event()
         self._found: deque[tuple[str, str | None]] = deque()
         self._done: set[tuple[int, int]] = set()
-        self._served: set[int] = set()
+        #: Process and the port at which its metrics were found.
+        self._served: dict[int, int] = {}
         self._asked: dict[tuple[int, int], tuple[int, int]] = {}
 
     def run(self) -> None:
         """Look until told to stop."""
         while not self._stop_event.is_set():
-            for listener in find_listeners(self.pids):
+            listeners = find_listeners(self.pids)
+            self._forget(listeners)
+            for listener in listeners:
                 if self._stop_event.is_set():
                     return
                 self._consider(listener)
@@ -62,6 +65,17 @@ class EndpointSearch(threading.Thread):
             found.append(self._found.popleft())
         return found
 
+    def _forget(self, listeners: Iterable[Listener]) -> None:
+        """Forget ports of processes that ended, and pages whose process closed its port: it may
+        open another.
+        """
+        pids = self.pids
+        open_now = {(listener.pid, listener.port) for listener in listeners}
+        gone = {item for item in self._served.items() if item not in open_now}
+        self._served = {pid: port for pid, port in self._served.items() if (pid, port) not in gone}
+        self._done = {key for key in self._done if key[0] in pids and key not in gone}
+        self._asked = {key: asked for key, asked in self._asked.items() if key[0] in pids}
+
     def _consider(self, listener: Listener) -> None:
         """Ask a listener if it is worth it."""
         key = (listener.pid, listener.port)
@@ -74,7 +88,7 @@ class EndpointSearch(threading.Thread):
             return
         url, is_http = self._ask(listener)
         if url is not None:
-            self._served.add(listener.pid)
+            self._served[listener.pid] = listener.port
             self._done.add(key)
             self._found.append((url, listener.namespace))
         elif not is_http or n_asked + 1 >= _MAX_ASKED:
