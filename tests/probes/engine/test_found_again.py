@@ -151,8 +151,7 @@ def test_a_process_that_opens_another_port_is_found_there(tree: Tree) -> None:
 
 @pytest.mark.root
 def test_two_engines_at_one_address_in_two_networks_have_two_names(tree: Tree) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+    port = 8000  # of networks of their own
     with tree.serving(port, "unshare", "--net"), tree.serving(port, "unshare", "--net"):
         collected = started(tree)
         wanted = f"http://127.0.0.1:{port}/metrics"
