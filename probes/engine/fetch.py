@@ -7,15 +7,17 @@ and :meth:`Fetcher.abort` ends it from another thread by shutting the socket dow
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import os
 import re
 import socket
 import ssl
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 #: End of a body in chunks: a chunk of no bytes, perhaps with trailers.
 _LAST_CHUNK = re.compile(rb"(?:^|\r\n)0+(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n$")
@@ -26,6 +28,11 @@ _CHUNK_BYTES = 1 << 18
 _MAX_HEAD_BYTES = 1 << 16
 _STATUS = re.compile(r"HTTP/1\.[01] (\d{3})(?: (.*))?$")
 _CLONE_NEWNET = 0x40000000
+_MOVED = frozenset(("301", "302", "303", "307", "308"))
+_MAX_REDIRECTS = 3
+_PACKED = ("gzip", "x-gzip", "deflate")
+#: Window of zlib's that takes the headers of gzip and of zlib.
+_ANY_HEADER = 47
 
 
 class FetchError(Exception):
@@ -42,6 +49,14 @@ class FetchError(Exception):
 
 class _GoneError(FetchError):
     """A connection kept from before was closed by the other side meanwhile."""
+
+
+class _MovedError(FetchError):
+    """The page is elsewhere: at a URL, absolute or relative."""
+
+    def __init__(self, reason: str, location: str) -> None:
+        super().__init__(reason, True)
+        self.location = location
 
 
 @dataclass(frozen=True)
@@ -97,13 +112,9 @@ class Fetcher:
         self._host = parts.hostname
         self._port = port or (443 if self._is_tls else 80)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self._request = (
-            f"GET {path} HTTP/1.1\r\nHost: {host}:{self._port}\r\n"
-            "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n"
-            f"Connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
-        ).encode("ascii", "replace")
         self._keep = keep
+        self._credentials = _basic(parts.username, parts.password)
+        self._request = self._request_of(path)
         self._idle: socket.socket | None = None
         self._deadline_ns = deadline_ns
         self._clock = clock
@@ -118,13 +129,10 @@ class Fetcher:
         start = self._clock()
         end = start + self._deadline_ns
         try:
-            idle, self._idle = self._idle, None
-            if idle is not None:
-                try:
-                    return self._page(idle, start, end)
-                except (_GoneError, ConnectionError):
-                    pass
-            return self._page(self._connect(end), start, end)
+            try:
+                return self._first_page(start, end)
+            except _MovedError as moved:
+                return self._follow(moved, start, end)
         except FetchError:
             raise
         except (OSError, ValueError) as error:
@@ -146,13 +154,53 @@ class Fetcher:
             except OSError:
                 return
 
-    def _page(self, connection: socket.socket, start: int, end: int) -> Page:
+    def _first_page(self, start: int, end: int) -> Page:
+        """The page over the connection kept from before, else over a new one."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            try:
+                return self._page(idle, start, end)
+            except (_GoneError, ConnectionError):
+                pass
+        return self._page(self._connect(end), start, end)
+
+    def _request_of(self, path: str) -> bytes:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return (
+            f"GET {path} HTTP/1.1\r\nHost: {host}:{self._port}\r\n{self._credentials}"
+            "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n"
+            f"Connection: {'keep-alive' if self._keep else 'close'}\r\n\r\n"
+        ).encode("ascii", "replace")
+
+    def _follow(self, moved: _MovedError, start: int, end: int) -> Page:
+        """The page at another path of the same server; other servers are not asked unbidden."""
+        for _ in range(_MAX_REDIRECTS):
+            target = moved.location
+            try:
+                target = urljoin(self.url, target)
+                parts = urlsplit(target)
+                is_here = (parts.scheme == "https", parts.hostname) == (self._is_tls, self._host)
+                is_here = is_here and (parts.port or (443 if self._is_tls else 80)) == self._port
+            except ValueError:
+                is_here = False
+            if not is_here:
+                raise FetchError(f"it redirects to {public_url(target)[:160]}; give that URL", True)
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            try:
+                return self._page(self._connect(end), start, end, self._request_of(path))
+            except _MovedError as further:
+                moved = further
+        raise FetchError("it redirects in circles", True)
+
+    def _page(
+        self, connection: socket.socket, start: int, end: int, request: bytes | None = None
+    ) -> Page:
         """One exchange over a connection, which is kept or closed afterwards."""
         self._socket = connection
         is_kept = False
         try:
             connection.settimeout(self._left(end))
-            connection.sendall(self._request)
+            connection.sendall(request or self._request)
             head, rest = self._head(connection, end)
             content_type, body, is_kept = self._answer(head, rest, connection, end)
         finally:
@@ -198,12 +246,15 @@ class Fetcher:
         status = _STATUS.match(lines[0])
         if status is None:
             raise FetchError("the answer is not HTTP")
-        if status[1] != "200":
-            raise FetchError(f"it answered {status[1]} {status[2]}"[:120].rstrip(), True)
         headers: dict[str, str] = {}
         for line in lines[1:]:
             name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
+        reason = f"it answered {status[1]} {status[2] or ''}"[:120].rstrip()
+        if status[1] in _MOVED and headers.get("location"):
+            raise _MovedError(reason, headers["location"])
+        if status[1] != "200":
+            raise FetchError(reason, True)
         announced = None
         if headers.get("content-length", "").isdecimal():
             announced = int(headers["content-length"])
@@ -231,6 +282,7 @@ class Fetcher:
         elif announced is not None and size < announced:
             raise FetchError(f"the page broke off after {size} of {announced} bytes", True)
         is_kept = not is_closing and (is_chunked or size == announced)
+        body = _decoded(body, headers.get("content-encoding", "").lower())
         return headers.get("content-type", ""), body, is_kept
 
     def _receive(self, connection: socket.socket, end: int) -> bytes:
@@ -257,6 +309,38 @@ class Fetcher:
         if isinstance(error, ConnectionResetError):
             return "the connection was reset"
         return str(error)[:120] or type(error).__name__
+
+
+def _basic(user: str | None, password: str | None) -> str:
+    """Header for the user and password of a URL; empty without."""
+    if user is None and password is None:
+        return ""
+    pair = f"{unquote(user or '')}:{unquote(password or '')}".encode()
+    return f"Authorization: Basic {base64.b64encode(pair).decode()}\r\n"
+
+
+def _decoded(body: bytes, encoding: str) -> bytes:
+    """A body as it was before it was packed; some servers pack whatever was asked for.
+
+    Raises:
+        FetchError: it is packed otherwise, is not what was announced, or is too long unpacked.
+    """
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in _PACKED:
+        raise FetchError(
+            f"it sent the page packed as '{encoding[:20]}', which nobody asked for", True
+        )
+    unpacking = zlib.decompressobj(_ANY_HEADER)
+    try:
+        text = unpacking.decompress(body, MAX_PAGE_BYTES)
+    except zlib.error:
+        raise FetchError(f"the page is not packed as announced ({encoding})", True) from None
+    if unpacking.unconsumed_tail:
+        raise FetchError(f"the page is longer than {MAX_PAGE_BYTES >> 20} MB", True)
+    if not unpacking.eof:
+        raise FetchError("the page broke off in the middle", True)
+    return text
 
 
 def _is_whole(tail: bytes, size: int, announced: int | None, is_chunked: bool) -> bool:

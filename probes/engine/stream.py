@@ -40,7 +40,10 @@ class EventStream(Fetcher):
         self, url: str, deadline_ns: int, clock: Callable[[], int], key: str | None = None
     ) -> None:
         super().__init__(url, deadline_ns, clock)
-        self._authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+        bearer = f"Authorization: Bearer {key}\r\n" if key else ""
+        self._authorization = bearer
+        if bearer:
+            self._request = self._request.replace(self._credentials.encode(), b"")
 
     def events(self, body: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield time of arrival (CLOCK_MONOTONIC ns) and payload of each event, ``[DONE]`` too.
