@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 
 #: Series remembered before the memory of a page is dropped (label churn of a hostile page).
 MAX_REMEMBERED = 50_000
+#: The same for the characters of their texts: names of hundreds of adapters in one label.
+MAX_REMEMBERED_CHARACTERS = 16 << 20
+#: Most lines of a page that is read; a real one has some 300 to 20,000.
+MAX_LINES = 50_000
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'\s*,?\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*')
@@ -48,6 +52,7 @@ class Exposition:
         n_bad_lines: Lines that could not be read.
         is_complete: Whether the text ended in a line feed, as the format demands: half a page does
             not.
+        is_too_long: Whether it has more lines than are read: then there are no series.
     """
 
     series: Sequence[Series]
@@ -55,6 +60,7 @@ class Exposition:
     types: Mapping[str, str]
     n_bad_lines: int
     is_complete: bool
+    is_too_long: bool = False
 
     @property
     def samples(self) -> list[tuple[Series, float]]:
@@ -69,6 +75,7 @@ class ExpositionParser:
         self._remembered: dict[str, Series] = {}
         self._types: dict[str, str] = {}
         self._comments: set[str] = set()
+        self._n_characters = 0
         self._lines: list[str] = []
         #: Where the sample of each line is in ``_series``, -1 where it has none.
         self._places: list[int] = []
@@ -78,11 +85,13 @@ class ExpositionParser:
 
     def parse(self, text: str) -> Exposition:
         """Return the samples of a page in order; lines that are none are skipped and counted."""
-        if len(self._remembered) > MAX_REMEMBERED or len(self._comments) > MAX_REMEMBERED:
-            self._remembered.clear()
-            self._comments.clear()
-            self._types = {}
-            self._lines = []
+        is_full = self._n_characters > MAX_REMEMBERED_CHARACTERS
+        if is_full or max(len(self._remembered), len(self._comments)) > MAX_REMEMBERED:
+            self._forget()
+        if text.count("\n") >= MAX_LINES:
+            self._forget()
+            self._series, self._values = [], np.empty(0)
+            return Exposition([], np.empty(0), {}, 0, text.endswith("\n"), True)
         # Not splitlines(): label values may hold other line boundaries.
         lines = text.split("\n")
         if not self._update(lines):
@@ -91,6 +100,13 @@ class ExpositionParser:
         return Exposition(
             self._series, self._values.copy(), self._types, self._n_bad, text.endswith("\n")
         )
+
+    def _forget(self) -> None:
+        self._remembered.clear()
+        self._comments.clear()
+        self._n_characters = 0
+        self._types = {}
+        self._lines = []
 
     def _update(self, lines: list[str]) -> bool:
         """Take over what changed since the last page; False where more than values did."""
@@ -141,11 +157,13 @@ class ExpositionParser:
         series, number, is_plain = slow
         if is_plain:
             self._remembered[text_of_series] = series
+            self._n_characters += len(text_of_series)
         return series, number
 
     def _comment(self, line: str) -> None:
         """Remember a comment, and the type it declares if it does."""
         self._comments.add(line)
+        self._n_characters += len(line)
         words = line.split()
         if len(words) >= 4 and words[1] == "TYPE":
             self._types[words[2]] = words[3]

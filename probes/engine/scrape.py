@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from analysis.schema import ENGINE_SAMPLE, EVENT, Table
-from probes.engine.exposition import ExpositionParser
+from probes.engine.exposition import MAX_LINES, ExpositionParser
 from probes.engine.fetch import Fetcher, FetchError, Page, enter_network_of, public_url
 from probes.engine.reading import PageReader
 from probes.engine.search import EndpointSearch
@@ -162,7 +162,9 @@ class Scraper(threading.Thread):
         parsed = self._parser.parse(page.text)
         self.n_bad_lines += parsed.n_bad_lines
         reason = None
-        if not parsed.series:
+        if parsed.is_too_long:
+            reason = f"the page has more than {MAX_LINES:,} lines"
+        elif not parsed.series:
             kind = page.content_type.split(";")[0] or "unknown content"
             reason = f"it sent no metrics ({kind})"
         elif not parsed.is_complete:

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from probes.engine.exposition import ExpositionParser, parse_exposition
+from probes.engine.exposition import (
+    MAX_LINES,
+    MAX_REMEMBERED_CHARACTERS,
+    ExpositionParser,
+    parse_exposition,
+)
 
 PAGES = [
     ("vllm-0.32.0-cpu-recorded/metrics_idle.txt", 430),
@@ -161,3 +166,28 @@ def test_any_page_survives_a_round_trip(rows: list[tuple[str, dict[str, str], fl
 @given(st.text())
 def test_no_text_breaks_it(text: str) -> None:
     parse_exposition(text)
+
+
+def test_a_page_of_too_many_lines_is_not_read() -> None:
+    parser = ExpositionParser()
+    good = parser.parse("a 1\n")
+    long = parser.parse("".join(f"a{i} 1\n" for i in range(MAX_LINES)))
+    assert (long.is_too_long, list(long.series), long.values.size) == (True, [], 0)
+    again = parser.parse("a 2\n")
+    assert [(s.name, v) for s, v in again.samples] == [("a", 2.0)]
+    assert not good.is_too_long and not again.is_too_long
+    longest = parser.parse("".join(f"a{i} 1\n" for i in range(MAX_LINES - 1)))
+    assert len(longest.series) == MAX_LINES - 1
+
+
+@pytest.mark.parametrize("line", ['x{a="%s"} 1', "# HELP x %s"])
+def test_what_is_remembered_of_labels_that_change_at_each_page_is_bounded(line: str) -> None:
+    """Names of hundreds of adapters stand in one label, others at each scrape."""
+    parser = ExpositionParser()
+    most = 0
+    for turn in range(60):
+        text = "".join(f"{line % (str(turn * 100 + i) + 'a' * 10_000)}\n" for i in range(100))
+        parser.parse(text)
+        kept = sum(map(len, parser._remembered)) + sum(map(len, parser._comments))
+        most = max(most, kept)
+    assert 10_000_000 < most < MAX_REMEMBERED_CHARACTERS + 2 * len(text)

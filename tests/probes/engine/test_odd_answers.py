@@ -13,9 +13,12 @@ import zlib
 import pytest
 
 from probes.engine.canary import CanaryProbe
+from probes.engine.exposition import MAX_LINES
 from probes.engine.fetch import MAX_PAGE_BYTES, Fetcher, FetchError
+from probes.engine.scrape import EngineProbe
 from probes.engine.stream import EventStream
 from tests.probes.engine.serving import Server, page, raw, serving
+from tests.probes.engine.test_found_again import Drained
 
 TEXT = "vllm:num_requests_running 3\n"
 SECOND_NS = 1_000_000_000
@@ -187,3 +190,15 @@ def test_a_canary_takes_a_password_too_and_stores_none() -> None:
     probe.start()
     rows = [batch.rows.to_pylist() for batch in probe.stop()]
     assert "SECRET" not in repr((rows, probe.report()))
+
+
+def test_a_page_of_too_many_lines_is_one_event_that_says_so() -> None:
+    with serving(page("vllm:num_requests_running 3\n" + "a 1\n" * MAX_LINES)) as server:
+        collected = Drained(EngineProbe(urls=[server.url], interval_ns=SECOND_NS // 20))
+        collected.probe.start()
+        assert collected.until("source_lost")
+        server.answer = page(TEXT)
+        assert collected.until("source_recovered")
+        collected.add(collected.probe.stop())
+    assert collected.kinds() == ["source_lost", "source_recovered"]
+    assert "more than 50,000 lines" in str(collected.events[0]["detail"])
