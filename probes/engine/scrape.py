@@ -16,6 +16,7 @@ from pathlib import Path
 from analysis.schema import ENGINE_SAMPLE, EVENT, Table
 from probes.engine.exposition import MAX_LINES, ExpositionParser
 from probes.engine.fetch import Fetcher, FetchError, Page, enter_network_of, public_url
+from probes.engine.one_engine import OneEngine
 from probes.engine.reading import PageReader
 from probes.engine.search import EndpointSearch
 from probes.engine.settings import with_path
@@ -62,6 +63,7 @@ class Scraper(threading.Thread):
         self.is_lost = False
         self.reader = PageReader(self.url)
         self._parser = ExpositionParser()
+        self._one_engine = OneEngine()
         self._fetcher = Fetcher(url, deadline_ns, clock, keep=True)
         self._interval_ns = interval_ns
         self._deadline_ns = deadline_ns
@@ -134,6 +136,7 @@ class Scraper(threading.Thread):
             self._busy_since = None  # what follows is ours, and no fault of the endpoint
         except FetchError as error:
             self._read_pages()
+            self._one_engine.gap()
             self.n_failures += 1
             if not self._stop_event.is_set():
                 self._fail(str(error))
@@ -169,6 +172,8 @@ class Scraper(threading.Thread):
             reason = f"it sent no metrics ({kind})"
         elif not parsed.is_complete:
             reason = "the page broke off in the middle of a line"
+        elif self._one_engine.is_mixed(parsed):
+            reason = "several engines answer in turn; give the URL of each with --engine"
         middle, end_ns = page.start_ns + page.duration_ns // 2, page.start_ns + page.duration_ns
         if reason is not None or not self.reader.hold(parsed, middle, page.duration_ns):
             self.n_failures += 1
