@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from analysis import quantiles
 from probes.probe import Batch
+from tracer.coded_text import which_are
 from tracer.status import STALE_NS, Status
 
 SECOND_NS = 1_000_000_000
@@ -24,17 +24,62 @@ SLOPE_STEP_NS = 10 * SECOND_NS
 _HISTOGRAMS = ("ttft_seconds", "inter_token_seconds")
 _GAUGES = ("requests_running", "requests_waiting", "kv_usage")
 _COUNTERS = ("generation_tokens", "prompt_tokens", "requests_finished")
+_ENGINE_METRICS = frozenset((*_HISTOGRAMS, *_GAUGES, *_COUNTERS))
+_ENGINE_COLUMNS = ["endpoint", "time_ns", "metric", "kind", "upper_bound", "value"]
 #: A percentile needs so many samples that it is not the largest of them.
 _LEAST = {0.5: 1, 0.95: 20, 0.99: 100}
+
+
+class _Engine:
+    """The newest page of one engine: its gauges and counters, and pages of its histograms."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[str, tuple[int, float]] = {}
+        self._counters: dict[str, float] = {}
+        self._histograms: dict[str, deque[tuple[int, dict[float, float]]]] = {}
+
+    def take(self, page: Mapping[tuple[str, str, float | None], float], now_ns: int) -> bool:
+        """Take over a page (by metric, kind and bound); tell whether a counter has grown."""
+        has_grown = False
+        buckets: dict[str, dict[float, float]] = {}
+        for (name, kind, bound), value in page.items():
+            if kind == "gauge":
+                self.gauges[name] = (now_ns, value)
+            elif kind == "counter":
+                has_grown = has_grown or value > self._counters.get(name, value)
+                self._counters[name] = value
+            elif kind == "bucket" and bound is not None:
+                buckets.setdefault(name, {})[bound] = value
+        for name, counts in buckets.items():
+            kept = self._histograms.setdefault(name, deque())
+            kept.append((now_ns, counts))
+            while len(kept) > 2 and kept[1][0] <= now_ns - HISTOGRAM_NS:
+                kept.popleft()
+        return has_grown
+
+    def percentile(self, name: str, q: float) -> float | None:
+        """Upper bound of the bucket with that share of the samples of the last minute, s."""
+        kept = self._histograms.get(name)
+        if not kept or len(kept) < 2:
+            return None
+        before, after = kept[0][1], kept[-1][1]
+        bounds = sorted(after)
+        counts = [after[bound] - before.get(bound, 0.0) for bound in bounds]
+        n = counts[-1]
+        if n < _LEAST[q] or min(counts) < 0:
+            return None
+        rank = quantiles.rank(int(n), q) + 1
+        bound = next(bound for bound, count in zip(bounds, counts, strict=True) if count >= rank)
+        finite = [item for item in bounds if math.isfinite(item)]
+        return bound if math.isfinite(bound) else (finite[-1] if finite else None)
 
 
 class Readings:
     """Keeps the newest values of what was recorded."""
 
     def __init__(self) -> None:
-        self._gauges: dict[str, tuple[int, float]] = {}
-        self._counters: dict[str, float] = {}
-        self._histograms: dict[str, deque[tuple[int, dict[float, float]]]] = {}
+        #: By endpoint.
+        self._engines: dict[str, _Engine] = {}
         self._power: dict[int, tuple[int, float]] = {}
         self._rss: dict[int, tuple[int, float]] = {}
         self._memory: deque[tuple[int, float]] = deque()
@@ -61,36 +106,23 @@ class Readings:
         self._open_ns = now_ns
 
     def _take_engine(self, rows: pa.RecordBatch, now_ns: int) -> None:
-        metric = rows.column("metric")
-        wanted = pa.array([*_HISTOGRAMS, *_GAUGES, *_COUNTERS])
-        rows = rows.filter(pc.is_in(metric, value_set=wanted))
-        totals: dict[tuple[str, str, float | None], float] = {}
-        for name, kind, bound, value in zip(
-            rows.column("metric").to_pylist(),
-            rows.column("kind").to_pylist(),
-            rows.column("upper_bound").to_pylist(),
-            rows.column("value").to_pylist(),
-            strict=True,
+        wanted = pa.array(which_are(rows.column("metric"), _ENGINE_METRICS))
+        rows = rows.select(_ENGINE_COLUMNS).filter(wanted)
+        pages: dict[str, tuple[int, dict[tuple[str, str, float | None], float]]] = {}
+        for endpoint, time_ns, name, kind, bound, value in zip(
+            *(column.to_pylist() for column in rows), strict=True
         ):
-            if value is not None and math.isfinite(value):
+            page_ns, page = pages.get(endpoint, (0, {}))
+            if time_ns > page_ns:  # a batch may hold several pages: the newest is looked at
+                page = {}
+                pages[endpoint] = (time_ns, page)
+            if time_ns >= page_ns and value is not None and math.isfinite(value):
                 key = (name, kind, bound)
-                former = totals.get(key, 0.0)
-                totals[key] = max(former, value) if name == "kv_usage" else former + value
-        buckets: dict[str, dict[float, float]] = {}
-        for (name, kind, bound), value in totals.items():
-            if kind == "gauge":
-                self._gauges[name] = (now_ns, value)
-            elif kind == "counter":
-                if value > self._counters.get(name, value):
-                    self.note_progress(now_ns)
-                self._counters[name] = value
-            elif kind == "bucket" and bound is not None:
-                buckets.setdefault(name, {})[bound] = value
-        for name, counts in buckets.items():
-            kept = self._histograms.setdefault(name, deque())
-            kept.append((now_ns, counts))
-            while len(kept) > 2 and kept[1][0] <= now_ns - HISTOGRAM_NS:
-                kept.popleft()
+                former = page.get(key, 0.0)
+                page[key] = max(former, value) if name == "kv_usage" else former + value
+        for endpoint, (_, page) in pages.items():
+            if self._engines.setdefault(endpoint, _Engine()).take(page, now_ns):
+                self.note_progress(now_ns)
 
     def _take_gpu(self, rows: pa.RecordBatch, now_ns: int) -> None:
         for device, power in zip(
@@ -136,24 +168,17 @@ class Readings:
         return _READERS[quantity](self, now_ns, status)
 
     def _gauge(self, name: str, now_ns: int) -> float | None:
-        time_ns, value = self._gauges.get(name, (0, 0.0))
-        return value if time_ns and now_ns - time_ns < STALE_NS else None
+        """Sum over the engines that told it lately; of the share of the cache, the largest."""
+        told = [engine.gauges.get(name, (0, 0.0)) for engine in self._engines.values()]
+        fresh = [value for time_ns, value in told if time_ns and now_ns - time_ns < STALE_NS]
+        if not fresh:
+            return None
+        return max(fresh) if name == "kv_usage" else sum(fresh)
 
     def _percentile(self, name: str, q: float) -> float | None:
-        """Upper bound of the bucket with that share of the samples of the last minute, s."""
-        kept = self._histograms.get(name)
-        if not kept or len(kept) < 2:
-            return None
-        before, after = kept[0][1], kept[-1][1]
-        bounds = sorted(after)
-        counts = [after[bound] - before.get(bound, 0.0) for bound in bounds]
-        n = counts[-1]
-        if n < _LEAST[q] or min(counts) < 0:
-            return None
-        rank = quantiles.rank(int(n), q) + 1
-        bound = next(bound for bound, count in zip(bounds, counts, strict=True) if count >= rank)
-        finite = [item for item in bounds if math.isfinite(item)]
-        return bound if math.isfinite(bound) else (finite[-1] if finite else None)
+        """Percentile of the last minute of the engine where it is largest, s."""
+        told = [engine.percentile(name, q) for engine in self._engines.values()]
+        return max((value for value in told if value is not None), default=None)
 
     def _slope(self) -> float | None:
         """Growth of resident memory in bytes per hour, by least squares."""

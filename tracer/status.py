@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from analysis.manifest import Source
@@ -22,6 +23,11 @@ WINDOW_NS = 5_000_000_000
 #: A gauge older than this is not shown.
 STALE_NS = 15_000_000_000
 _LAUNCHES = frozenset({"launch", "graph_launch"})
+_TOKENS = frozenset({"generation_tokens"})
+_COLUMNS = {
+    "cuda_call": ["kind", "duration_ns"],
+    "engine_sample": ["metric", "endpoint", "time_ns", "value"],
+}
 
 
 @dataclass(frozen=True)
@@ -56,15 +62,22 @@ class Status:
 
 
 class StatusMeter:
-    """Keeps what the status needs of the batches of the last seconds."""
+    """Keeps what the status needs of the batches of the last seconds.
+
+    Calls and engines' metrics are looked at when the status is asked for: where nobody does, they
+    cost nothing.
+    """
 
     def __init__(self, window_ns: int = WINDOW_NS) -> None:
         self._window_ns = window_ns
         self._calls: deque[tuple[int, int]] = deque()
         self._launches: deque[tuple[int, NDArray[np.int64]]] = deque()
-        self._tokens: deque[tuple[int, float]] = deque()
+        #: By endpoint: times of scrapes, and the tokens generated until then.
+        self._tokens: dict[str, deque[tuple[int, float]]] = {}
         self._util: dict[int, tuple[int, float]] = {}
         self._has_calls = False
+        #: Rows of the window that were not looked at yet, and when they arrived.
+        self._waiting: deque[tuple[int, str, pa.RecordBatch]] = deque()
         self.n_rows = 0
 
     def observe(self, batch: Batch, now_ns: int) -> None:
@@ -74,9 +87,7 @@ class StatusMeter:
         if batch.table.name == "cuda_call":
             self._has_calls = True
             self._calls.append((now_ns, batch.rows.num_rows))
-            is_launch = which_are(batch.rows.column("kind"), _LAUNCHES)
-            durations = batch.rows.column("duration_ns").filter(pa.array(is_launch)).drop_null()
-            self._launches.append((now_ns, durations.to_numpy(zero_copy_only=False)))
+            self._wait(batch, now_ns)
         elif batch.table.name == "gpu_sample":
             for device, util in zip(
                 batch.rows.column("device").to_pylist(),
@@ -86,22 +97,43 @@ class StatusMeter:
                 if util is not None:
                     self._util[device] = (now_ns, util)
         elif batch.table.name == "engine_sample":
-            self._observe_engine(batch.rows)
+            self._wait(batch, now_ns)
 
-    def _observe_engine(self, rows: pa.RecordBatch) -> None:
-        """Keep the tokens generated so far, summed over the engine's series, per scrape."""
-        rows = rows.filter(pc.equal(rows.column("metric"), "generation_tokens"))
-        if rows.num_rows:
-            times = rows.column("time_ns").to_numpy()
-            values = rows.column("value").to_numpy(zero_copy_only=False)
-            for time_ns in np.unique(times):
-                total = float(np.nansum(values[times == time_ns]))
-                self._tokens.append((int(time_ns), total))
+    def _wait(self, batch: Batch, now_ns: int) -> None:
+        """Keep only the columns that are looked at: those of calls are large."""
+        rows = batch.rows.select(_COLUMNS[batch.table.name])
+        self._waiting.append((now_ns, batch.table.name, rows))
+
+    def _look_at_waiting(self) -> None:
+        while self._waiting:
+            arrived_ns, table, rows = self._waiting.popleft()
+            if table == "engine_sample":
+                self._take_tokens(rows)
+                continue
+            is_launch = which_are(rows.column("kind"), _LAUNCHES)
+            durations = rows.column("duration_ns").filter(pa.array(is_launch)).drop_null()
+            self._launches.append((arrived_ns, durations.to_numpy(zero_copy_only=False)))
+
+    def _take_tokens(self, rows: pa.RecordBatch) -> None:
+        """Keep the tokens generated so far, summed over each engine's series, per scrape."""
+        places = np.flatnonzero(which_are(rows.column("metric"), _TOKENS))
+        if not len(places):
+            return
+        picked = rows.select(["endpoint", "time_ns", "value"]).take(pa.array(places))
+        totals: dict[tuple[str, int], float] = {}
+        for endpoint, time_ns, value in zip(
+            *(column.to_pylist() for column in picked), strict=True
+        ):
+            former = totals.get((endpoint, time_ns), 0.0)
+            totals[endpoint, time_ns] = former + (value or 0.0)
+        for (endpoint, time_ns), total in totals.items():
+            self._tokens.setdefault(endpoint, deque()).append((time_ns, total))
 
     def snapshot(
         self, now_ns: int, start_ns: int, sources: Sequence[Source], problem: str = ""
     ) -> Status:
         """Return the status at ``now_ns`` over the last window (less at the beginning)."""
+        self._look_at_waiting()
         self._forget(now_ns)
         covered_s = max(min(self._window_ns, now_ns - start_ns), 1) / 1e9
         n_calls = sum(count for _, count in self._calls)
@@ -132,18 +164,28 @@ class StatusMeter:
     def _forget(self, now_ns: int) -> None:
         """Drop what is older than the window, whether or not anybody asks for the status."""
         oldest_ns = now_ns - self._window_ns
-        for kept in (self._calls, self._launches, self._tokens):
+        while self._waiting and self._waiting[0][0] < oldest_ns:
+            self._waiting.popleft()
+        queues: list[deque[Any]] = [self._calls, self._launches, *self._tokens.values()]
+        for kept in queues:
             while kept and kept[0][0] < oldest_ns:
                 kept.popleft()
 
     def _token_rate(self) -> float | None:
-        """Tokens per second between the first and last scrape kept; a restart counts from 0."""
-        if len(self._tokens) < 2:
-            return None
-        times = np.array([time_ns for time_ns, _ in self._tokens])
-        steps = np.diff(np.array([value for _, value in self._tokens]))
-        elapsed_s = (times[-1] - times[0]) / 1e9
-        return float(np.maximum(steps, 0).sum() / elapsed_s) if elapsed_s > 0 else None
+        """Tokens per second of all engines, each between its first and last scrape kept; a restart
+        counts from 0.
+        """
+        rates = [rate for kept in self._tokens.values() if (rate := _rate(kept)) is not None]
+        return sum(rates) if rates else None
+
+
+def _rate(scrapes: Sequence[tuple[int, float]]) -> float | None:
+    """Tokens per second of one engine; None where fewer than two scrapes are kept."""
+    if len(scrapes) < 2 or scrapes[-1][0] <= scrapes[0][0]:
+        return None
+    totals = [total for _, total in scrapes]
+    n_tokens = sum(max(after - before, 0.0) for before, after in pairwise(totals))
+    return n_tokens * 1e9 / (scrapes[-1][0] - scrapes[0][0])
 
 
 def status_line(status: Status) -> str:

@@ -11,13 +11,13 @@ from tracer.status import StatusMeter, status_line
 S = 1_000_000_000
 
 
-def tokens(time_ns: int, values: list[float]):
+def tokens(time_ns: int, values: list[float], endpoint: str = "u"):
     n = len(values)
     return make_batch(
         ENGINE_SAMPLE,
         {
             "time_ns": [time_ns] * (n + 1),
-            "endpoint": ["u"] * (n + 1),
+            "endpoint": [endpoint] * (n + 1),
             "engine": ["vllm"] * (n + 1),
             "metric": ["generation_tokens"] * n + ["prompt_tokens"],
             "raw_name": ["r"] * (n + 1),
@@ -73,11 +73,18 @@ def test_a_restarted_engine_does_not_make_a_negative_rate():
     assert abs(meter.snapshot(3 * S, 0, []).tokens_per_s - 200 / 3) < 1e-9
 
 
+def test_engines_are_counted_apart_and_added_up():
+    meter = StatusMeter()
+    for second in range(5):
+        meter.observe(tokens(second * S, [10.0 * second]), second * S)
+        meter.observe(tokens(second * S + 1, [9000.0 + 100 * second], "v"), second * S + 1)
+    assert abs(meter.snapshot(5 * S, 0, []).tokens_per_s - 110) < 1e-6
+
+
 def test_what_is_older_than_the_window_is_not_kept_though_nobody_asks():
     meter = StatusMeter()
     for second in range(1, 600):
         meter.observe(call_batch(0, 100, second * S), second * S)
         meter.observe(tokens(second * S, [float(second)]), second * S)
-    for kept in (meter._calls, meter._launches, meter._tokens):
-        assert 0 < len(kept) < 20
+    assert 0 < len(meter._calls) < 20 and 0 < len(meter._waiting) < 20
     assert meter.snapshot(599 * S, 0, []).tokens_per_s == 1

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from analysis.schema import ENGINE_SAMPLE, EVENT, GPU_SAMPLE, OPEN_CALL, PROCESS_SAMPLE
@@ -101,14 +102,14 @@ def test_every_quantity_can_be_read():
         assert Readings().value(quantity.name, S, status()) is None
 
 
-def engine(time_ns: int, **values: float) -> Batch:
+def engine(time_ns: int, endpoint: str = "e", **values: float) -> Batch:
     kinds = {"requests_running": "gauge", "kv_usage": "gauge", "generation_tokens": "counter"}
     n = len(values)
     return make_batch(
         ENGINE_SAMPLE,
         {
             "time_ns": [time_ns] * n,
-            "endpoint": ["e"] * n,
+            "endpoint": [endpoint] * n,
             "engine": ["vllm"] * n,
             "metric": list(values),
             "raw_name": list(values),
@@ -222,6 +223,36 @@ def test_no_progress_needs_demand():
     assert "for 13 s" in captures.fired[0].why
     triggers.observe(call_batch(0, 5, 16 * S), 16 * S)
     assert look(triggers, 17) == []
+
+
+def test_only_the_newest_of_several_pages_counts():
+    readings = Readings()
+    pages = [engine(S * second, requests_running=3.0 + second).rows for second in (1, 2, 3)]
+    rows = pa.Table.from_batches(pages).combine_chunks().to_batches()[0]
+    readings.observe(Batch(ENGINE_SAMPLE, rows), 3 * S)
+    assert readings.value("requests running", 3 * S, status()) == 6.0
+
+
+def test_engines_are_added_up_and_the_share_of_the_cache_is_the_largest():
+    readings = Readings()
+    for second in (1, 2, 3):
+        first = engine(second * S, "one", requests_running=2.0, kv_usage=0.9)
+        other = engine(second * S, "two", requests_running=5.0, kv_usage=0.1)
+        readings.observe(first, second * S)
+        readings.observe(other, second * S)
+    assert readings.value("requests running", 3 * S, status()) == 7.0
+    assert readings.value("kv usage", 3 * S, status()) == 90.0
+
+
+def test_a_stalled_engine_is_not_going_on_because_another_has_counted_more():
+    triggers, _ = watch("no progress for 10s")
+    for second in range(1, 15):
+        for endpoint, count in (("one", 5.0), ("two", 900.0)):
+            rows = engine(second * S, endpoint, requests_running=1.0, generation_tokens=count)
+            triggers.observe(rows, second * S)
+    triggers.observe(engine(15 * S, "one", requests_running=1.0, generation_tokens=6.0), 15 * S)
+    assert look(triggers, 16) == []
+    assert len(look(triggers, 26)) == 1
 
 
 def test_an_xid_fires_each_time():
