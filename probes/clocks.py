@@ -134,21 +134,6 @@ class ClockAnchors:
         if len(stretch) > KEPT_ANCHORS:
             self._stretches[-1] = stretch[:-64:2] + stretch[-64:]
 
-    def to_monotonic(self, realtime_ns: int, near_ns: int | None = None) -> tuple[int, int]:
-        """Return the monotonic time in ns of a wall-clock time, and the bound of its error in ns.
-
-        Args:
-            realtime_ns: Wall-clock time.
-            near_ns: Monotonic time at which the value was received: after a backward step two
-                instants show the same wall-clock time, and the later one not after it is meant.
-
-        Raises:
-            ValueError: no anchor was read yet.
-        """
-        near = None if near_ns is None else np.array([near_ns], dtype=np.int64)
-        times, errors = self.to_monotonic_array(np.array([realtime_ns], dtype=np.int64), near)
-        return int(times[0]), int(errors[0])
-
     def to_monotonic_array(
         self, realtime_ns: NDArray[np.int64], near_ns: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -156,7 +141,9 @@ class ClockAnchors:
 
         Args:
             realtime_ns: Wall-clock times, shape (n,).
-            near_ns: Monotonic times of receipt, shape (n,), or None.
+            near_ns: Monotonic times at which the values were received, shape (n,), or None: after
+                a backward step two instants show the same wall-clock time, and the later one not
+                after it is meant.
 
         Raises:
             ValueError: no anchor was read yet.

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_PROCESS, GPU_SAMPLE, Table
 from probes.clocks import ClockReaders, read_anchor
 from probes.gpu.contexts import ContextBoard
@@ -71,8 +73,8 @@ class NvmlProbe:
         deadline_ns: Most time for one call into the driver.
         library_dir: Folder to look for ``libnvidia-ml.so.1`` in first.
         env: Further variables of the children's environment.
-        to_monotonic: Maps wall-clock ns to CLOCK_MONOTONIC ns with an error bound
-            (``ClockAnchors.to_monotonic``); by default the clocks are read at each drain.
+        to_monotonic: Maps wall-clock times to CLOCK_MONOTONIC with error bounds
+            (``ClockAnchors.to_monotonic_array``); by default the clocks are read at each drain.
         contexts: Gets the newest lists of processes on each GPU.
         root: Where /proc is.
         retry_ns: Time after which a device whose call never returned is tried again.
@@ -397,4 +399,7 @@ def _mapping_now() -> ToMonotonic:
     """Map by the clocks as they stand to each other now."""
     anchor = read_anchor(ClockReaders())
     offset = anchor.realtime_ns - anchor.monotonic_ns
-    return lambda realtime_ns, _near_ns: (realtime_ns - offset, anchor.error_ns)
+    return lambda realtime_ns, _near_ns: (
+        realtime_ns - offset,
+        np.full(realtime_ns.size, anchor.error_ns),
+    )

@@ -53,7 +53,7 @@ FRAME_HEAD = struct.Struct("<I")
 MAX_DRIVER_SHARE = 0.05
 
 _SECOND_NS = 1_000_000_000
-_FLUSH_NS = 3 * _SECOND_NS // 4
+_FLUSH_NS = 19 * _SECOND_NS // 20
 _SLOWEST_NS = _SECOND_NS
 _LOST_RETRY_NS = 5 * _SECOND_NS
 #: Average and instant power, energy.

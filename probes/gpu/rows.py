@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from analysis.schema import GPU_PROCESS, GPU_SAMPLE, Table
 from probes.gpu.nvml_child import FAST_COLUMNS
 from probes.host import proc
 from probes.host.containers import ContainerNames
 from probes.probe import Batch, make_batch
 
-#: Maps a wall-clock time in ns, received at a time of CLOCK_MONOTONIC, to CLOCK_MONOTONIC and the
-#: error bound of that, all in ns.
-ToMonotonic = Callable[[int, int], tuple[int, int]]
+#: Maps wall-clock times, received at times of CLOCK_MONOTONIC, to CLOCK_MONOTONIC and the error
+#: bounds of that, all in ns and of shape (n,).
+ToMonotonic = Callable[
+    [NDArray[np.int64], NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]
+]
 #: Columns whose values may be larger than a 32-bit number.
 _WIDE = {"energy_mj", "memory_used_bytes", "memory_total_bytes", "clock_reasons"}
 _UNCHECKED = {
@@ -24,6 +29,8 @@ _UNCHECKED = {
 #: Shares of a process up to here are rounding and are cut to 100; beyond are blanks or garbage.
 _MOST_SHARE = 200
 _MANY_PROCESSES = 4096
+#: A time of the driver from here on (the year 2116) is garbage.
+_LATEST_US = 1 << 52
 
 
 def clean(column: str, value: Any) -> Any:
@@ -65,18 +72,24 @@ def buffer_rows(
 
     Args:
         items: Device, column, and the samples: wall-clock time in us and value.
-        to_monotonic: Maps wall-clock ns to CLOCK_MONOTONIC with an error bound.
+        to_monotonic: Maps wall-clock times to CLOCK_MONOTONIC with error bounds.
         start_ns: Begin of the recording; a sample from before it is dropped.
         now_ns: The present; a sample from after it (beyond the error bound) is dropped.
     """
     merged: dict[tuple[int, int], dict[str, Any]] = {}
+    n_dropped = 0
     for device, column, samples in items:
         for stamp_us, value in samples:
-            merged.setdefault((device, stamp_us), {})[column] = value
+            if 0 <= stamp_us < _LATEST_US:
+                merged.setdefault((device, stamp_us), {})[column] = value
+            else:
+                n_dropped += 1
     rows = []
-    n_dropped = 0
-    for (device, stamp_us), columns in merged.items():
-        time_ns, error_ns = to_monotonic(stamp_us * 1000, now_ns)
+    stamps = np.array([stamp_us * 1000 for _, stamp_us in merged], np.int64)
+    times, errors = to_monotonic(stamps, np.full(stamps.size, now_ns, np.int64))
+    for (device, _), columns, time_ns, error_ns in zip(
+        merged, merged.values(), times.tolist(), errors.tolist(), strict=True
+    ):
         if time_ns + error_ns < start_ns or time_ns - error_ns > now_ns:
             n_dropped += 1
             continue

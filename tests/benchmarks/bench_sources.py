@@ -225,7 +225,7 @@ def main() -> None:
                     interval_ns=RATE_NS,
                     library_dir=device.libraries.driver,
                     env=device.env(),
-                    to_monotonic=anchors.to_monotonic,
+                    to_monotonic=anchors.to_monotonic_array,
                     contexts=board,
                 ),
                 ProcessProbe(tree, interval_ns=RATE_NS),

@@ -8,12 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.manifest import Gpu
 from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_PROCESS, GPU_SAMPLE
 from probes.gpu import nvml
 from probes.gpu.nvml import NvmlProbe, inventory
+from probes.gpu.rows import ToMonotonic
 from probes.probe import Batch, ProbeError
 
 Faults = Callable[..., Path]
@@ -155,11 +157,11 @@ def test_processes_and_their_shares(mock_nvml: Path, faults: Faults) -> None:
 def test_the_drivers_own_samples_are_mapped_to_monotonic(mock_nvml: Path, faults: Faults) -> None:
     shift_ns = 1118 * 10**9
 
-    def to_monotonic(realtime_ns: int, _near_ns: int) -> tuple[int, int]:
-        offset = time.time_ns() - time.monotonic_ns()
-        return realtime_ns - offset, 5000
+    def mapping(shift_ns: int) -> ToMonotonic:
+        offset = time.time_ns() - time.monotonic_ns() - shift_ns
+        return lambda realtime_ns, _: (realtime_ns - offset, np.full(realtime_ns.size, 5000))
 
-    with recording(mock_nvml, faults(), to_monotonic=to_monotonic) as rec:
+    with recording(mock_nvml, faults(), to_monotonic=mapping(0)) as rec:
         assert rec.until(lambda: len(rec.of(0, "nvml_buffer")) > 8)
     rows = rec.of(0, "nvml_buffer")
     assert {row["util_pct"] for row in rows} == {55.0}
@@ -171,9 +173,7 @@ def test_the_drivers_own_samples_are_mapped_to_monotonic(mock_nvml: Path, faults
         row["period_ns"] is not None and abs(row["period_ns"] - 100 * MS) < MS for row in rec.of(0)
     )
 
-    with recording(
-        mock_nvml, faults(), to_monotonic=lambda t, n: (to_monotonic(t, n)[0] + shift_ns, 5000)
-    ) as shifted:
+    with recording(mock_nvml, faults(), to_monotonic=mapping(shift_ns)) as shifted:
         assert shifted.until(lambda: len(shifted.of(0)) > 20)
         assert shifted.until(lambda: shifted.probe.report().n_lost > 0)
     assert not shifted.of(0, "nvml_buffer")

@@ -37,12 +37,22 @@ def test_the_drivers_samples_keep_their_order_when_the_wall_clock_is_moved(chang
         if second % 5 == 4:
             anchors.read()
         rows, n_dropped = buffer_rows(
-            [(0, "util_pct", samples)], anchors.to_monotonic, began, clocks.now
+            [(0, "util_pct", samples)], anchors.to_monotonic_array, began, clocks.now
         )
         assert n_dropped == 0
         found += [(row["time_ns"], row["util_pct"]) for row in rows]
     assert [value for _, value in sorted(found)] == [value for _, value in truth]
     assert max(abs(a - b) for (a, _), (b, _) in zip(found, truth, strict=True)) < 10_000_000
+
+
+def test_a_stamp_of_no_time_is_dropped_and_counted() -> None:
+    clocks = FakeClocks()
+    anchors = ClockAnchors(clocks.readers())
+    anchors.read()
+    samples = [(2**64 - 1, 1.0), (-5, 2.0), (clocks.wall() // 1000, 3.0)]
+    mapping = anchors.to_monotonic_array
+    rows, n_dropped = buffer_rows([(0, "util_pct", samples)], mapping, 0, clocks.now)
+    assert [row["util_pct"] for row in rows] == [3.0] and n_dropped == 2
 
 
 def test_what_cannot_be_true_is_null_and_never_a_number() -> None:
