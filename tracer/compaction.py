@@ -27,7 +27,7 @@ from tracer.segments import (
     segment_name,
     sync_folder,
 )
-from tracer.summaries import combine
+from tracer.summaries import SUMMARIES, combine
 
 #: Rows from which a segment is final.
 SEALED_ROWS = 131_072
@@ -35,6 +35,8 @@ SEALED_ROWS = 131_072
 MERGED_ROWS = 163_840
 #: Segments of one rank that are merged even where they are small.
 FAN_IN = 16
+#: Type of a column of text as it is read: written as it is, no text of a row is looked at.
+_CODED_TEXT = pa.dictionary(pa.int32(), pa.string())
 #: How much lower the priority of upkeep is than that of writing.
 UPKEEP_NICE = 5
 
@@ -122,13 +124,7 @@ def merge(
     first, last = group[0].segment.first, group[-1].segment.last
     target = folder / segment_name(first, last)
     temporary = folder / f".{target.name}{TEMPORARY_SUFFIX}"
-    schema = table.arrow_schema().remove_metadata()
-    parts = [
-        pq.ParquetFile(item.segment.path, memory_map=False).read(use_threads=False)
-        for item in group
-    ]
-    rows = combine(table, pa.concat_tables([part.cast(schema) for part in parts]))
-    del parts
+    rows = _rows_of(table, [item.segment.path for item in group])
     try:
         with pa.OSFile(str(temporary), "wb") as sink:
             write_rows(sink, table, rows, facts)
@@ -152,6 +148,22 @@ def merge(
         max(item.last_ns for item in group),
         all(item.is_thinned for item in group),
     )
+
+
+def _rows_of(table: Table, paths: Sequence[Path]) -> pa.Table:
+    """The rows of segments, those of a summary added up; text stays coded where they are not."""
+    schema = table.arrow_schema().remove_metadata()
+    is_summary = table.name in SUMMARIES
+    texts = [] if is_summary else [column.name for column in table if column.type == "str"]
+    for name in texts:
+        place = schema.get_field_index(name)
+        schema = schema.set(place, schema.field(place).with_type(_CODED_TEXT))
+    parts = [
+        pq.ParquetFile(path, memory_map=False, read_dictionary=texts).read(use_threads=False)
+        for path in paths
+    ]
+    rows = pa.concat_tables([part.cast(schema) for part in parts])
+    return combine(table, rows) if is_summary else rows.unify_dictionaries()
 
 
 @contextmanager

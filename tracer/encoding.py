@@ -8,11 +8,11 @@ what costs the least instead, until it is merged: lz4, dictionaries for strings 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.schema import FORMAT_VERSION, Table
@@ -37,6 +37,7 @@ def _is_delta(name: str, type: pa.DataType, is_time: bool) -> bool:
     return pa.types.is_int64(type) and (is_time or name in GROWING_IDS)
 
 
+@cache
 def parquet_options(table: Table, is_quick: bool = False) -> dict[str, Any]:
     """Return the keyword arguments of ``pyarrow.parquet.ParquetWriter`` for one table.
 
@@ -107,8 +108,11 @@ def _with_short_dictionaries(rows: pa.Table) -> pa.Table:
         coded = column.combine_chunks()
         if isinstance(coded, pa.ChunkedArray):
             coded = coded.chunk(0)
-        is_used = np.zeros(len(coded.dictionary), np.bool_)
-        is_used[pc.unique(coded.indices.drop_null()).to_numpy()] = True
+        used = coded.indices.drop_null() if coded.null_count else coded.indices
+        is_used = np.bincount(used.to_numpy(), minlength=len(coded.dictionary)) > 0
+        if is_used.all():
+            rows = rows.set_column(place, rows.field(place), coded)
+            continue
         codes = np.cumsum(is_used, dtype=np.int64) - 1
         indices = pa.array(codes.astype(np.int32)).take(coded.indices)
         values = coded.dictionary.filter(pa.array(is_used))

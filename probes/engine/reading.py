@@ -117,7 +117,7 @@ class PageReader:
     def hold(self, page: Exposition, time_ns: int, scrape_ns: int) -> bool:
         """Keep the rows of a page for :meth:`take`; tells whether there are any."""
         if self._plan is None or (page.series is not self._series and page.series != self._series):
-            self._plan = _Plan(page.series)
+            self._plan = _Plan(page.series, self.endpoint)
         self._series = page.series
         plan = self._plan
         if plan.engine is not None:
@@ -142,7 +142,6 @@ class PageReader:
             **plan.arrays(len(held)),
             "time_ns": pa.array(np.repeat(times[:, 0], plan.n_rows)),
             "scrape_ns": pa.array(np.repeat(times[:, 1], plan.n_rows)),
-            "endpoint": pa.repeat(self.endpoint, len(values)),
             "value": pa.array(values, mask=np.isnan(values)),
         }
         return make_batch(ENGINE_SAMPLE, columns)
@@ -161,7 +160,7 @@ class _Held:
 class _Plan:
     """Which rows a page with these series makes, and from which of its values."""
 
-    def __init__(self, series: Sequence[Series]) -> None:
+    def __init__(self, series: Sequence[Series], endpoint: str) -> None:
         groups = _group(series)
         engines = Counter(key.engine for key in groups if key.engine)
         self.engine: str | None = engines.most_common(1)[0][0] if engines else None
@@ -187,10 +186,8 @@ class _Plan:
         self._scales = np.array(scales)
         self._static = self._static_columns(keys, groups)
         self._derived = self._derive(keys, groups)
-        schema = ENGINE_SAMPLE.arrow_schema()
-        self._arrays = {
-            name: pa.array(values, schema.field(name).type) for name, values in self._static.items()
-        }
+        self._static["endpoint"] = [endpoint] * self.n_rows
+        self._arrays = {name: _array(name, values) for name, values in self._static.items()}
         self._repeated: tuple[int, dict[str, pa.Array]] = (1, self._arrays)
 
     def arrays(self, n_pages: int) -> dict[str, pa.Array]:
@@ -258,6 +255,12 @@ class _Plan:
                 self._static[column].append(value)
             self.n_rows += 1
         return derived
+
+
+def _array(name: str, values: Sequence[object]) -> pa.Array:
+    """A column's values, coded where they are text."""
+    array = pa.array(values, ENGINE_SAMPLE.arrow_schema().field(name).type)
+    return array.dictionary_encode() if ENGINE_SAMPLE.column(name).type == "str" else array
 
 
 def _group(series: Sequence[Series]) -> dict[_Key, _Group]:

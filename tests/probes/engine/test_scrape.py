@@ -36,8 +36,8 @@ class Collected:
     def add(self, batches: Iterable[Batch]) -> None:
         for batch in batches:
             assert isinstance(batch.rows, pa.RecordBatch)
-            assert batch.rows.schema.equals(batch.table.arrow_schema())
-            rows = batch.rows.to_pylist()
+            plain = batch.rows.cast(batch.table.arrow_schema())  # text may be coded
+            rows = plain.to_pylist()
             if batch.table is ENGINE_SAMPLE:
                 self.samples.extend(rows)
             else:
