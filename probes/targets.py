@@ -95,6 +95,8 @@ class TargetTree:
         self._replaced: list[_Entry] = []
         #: Ended processes that were dropped from the list of targets.
         self.n_forgotten = 0
+        #: The id that the kernel gave last, before the last look for descendants.
+        self._newest_pid: bytes | None = None
         for pid in root_pids:
             stat = proc.read_stat(pid, root)
             if stat is not None and not stat.is_dead:
@@ -143,7 +145,7 @@ class TargetTree:
                 changes.append(self._end(pid, entry.exit_time_ns or now_ns))
             elif self._update(entry, stat):
                 changes.append(_change("exec", entry.process, now_ns))
-        for stat in self._find_descendants():
+        for stat in self._find_descendants() if self._may_have_forked() else ():
             process = self._add(stat)
             changes.append(_change("fork", process, process.start_ns or now_ns))
         return changes
@@ -307,6 +309,16 @@ class TargetTree:
             self.n_forgotten += len(self._ended) + len(self._replaced) - keep
             self._ended = dict(list(self._ended.items())[-keep:])
             del self._replaced[: max(len(self._replaced) - (keep - len(self._ended)), 0)]
+
+    def _may_have_forked(self) -> bool:
+        """Whether any process or thread of this host began since the last call: one file instead
+        of one per thread of the tree.
+        """
+        words = (proc.read_bytes(self._root / "loadavg") or b"").split()
+        newest = words[4] if len(words) > 4 else None
+        is_same = newest is not None and newest == self._newest_pid
+        self._newest_pid = newest
+        return not is_same
 
     def _find_descendants(self) -> list[proc.ProcessStat]:
         """Living descendants of the tree that are not in it, parents before children.
