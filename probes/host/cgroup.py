@@ -26,11 +26,16 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class CgroupMount:
-    """One mounted hierarchy: its controllers (empty for version 2), its root in it, and where."""
+    """One mounted hierarchy: its controllers (empty for version 2), its root in it, and where.
+
+    ``is_whole`` is false where what is seen as its root is a container's cgroup (a cgroup
+    namespace), which may limit.
+    """
 
     controllers: frozenset[str]
     root: str
     point: str
+    is_whole: bool = True
 
     def folder(self, path: str) -> str | None:
         """Return the folder of a cgroup; None when it lies outside of what is mounted."""
@@ -60,8 +65,16 @@ def find_mounts(root: Path = PROC, filesystem: str = "") -> list[CgroupMount]:
         known = frozenset(options) & {"cpu", "cpuacct", "memory"}
         if kinds[0] == "cgroup" and not known:
             continue
-        mounts.append(CgroupMount(known, _unescape(fields[3]), filesystem + _unescape(fields[4])))
+        point = filesystem + _unescape(fields[4])
+        mounts.append(CgroupMount(known, _unescape(fields[3]), point, _is_whole(known, point)))
     return mounts
+
+
+def _is_whole(controllers: frozenset[str], point: str) -> bool:
+    """Whether the top of a mounted hierarchy is that of the host, by the files it has or lacks."""
+    if controllers:
+        return Path(f"{point}/release_agent").exists()
+    return not Path(f"{point}/cgroup.events").exists()
 
 
 def _unescape(path: str) -> str:
@@ -151,16 +164,20 @@ def _walk(
     rows: dict[str, dict[str, int]],
     files: _Files,
 ) -> None:
-    """Add the cgroup and each ancestor that limits something; never the root, which is the host."""
+    """Add the cgroup and each ancestor that limits something; the root only where it is not the
+    host's.
+    """
+    if ".." in path.split("/"):
+        return  # outside of the reader's cgroup namespace, whose root is none of its ancestors
     is_leaf = True
-    while path not in ("", "/"):
+    while path and (path != "/" or not mount.is_whole):
         folder = mount.folder(path)
         if folder is not None:
             columns = _read(folder, controller, files)
             if is_leaf or "cpu_quota_ns" in columns or "memory_total_bytes" in columns:
                 rows.setdefault(path, {}).update(columns)
         is_leaf = False
-        path = path.rpartition("/")[0]
+        path = "" if path == "/" else path.rpartition("/")[0] or "/"
 
 
 def _read(folder: str, controller: str, files: _Files) -> dict[str, int]:

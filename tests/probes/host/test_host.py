@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -171,6 +173,111 @@ def test_a_cgroup_outside_of_what_is_mounted_is_not_guessed() -> None:
     assert mount.folder("/docker/abc") == "/sys/fs/cgroup"
     assert mount.folder("/docker/abcd") is None
     assert mount.folder("/../x") is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("is_host", [True, False])
+def test_the_top_of_a_cgroup_namespace_limits_and_that_of_the_host_does_not(
+    tmp_path: Path, version: int, is_host: bool
+) -> None:
+    proc, system = tmp_path / "proc", tmp_path / "root"
+    _write(proc / "7", cgroup="2:cpu:/\n0::/\n")
+    top = system / "cg"
+    if version == 1:
+        _write(proc / "self", mountinfo="3 2 0:9 / /cg rw - cgroup cgroup rw,cpu\n")
+        _write(top, cpu__cfs_quota_us="50000\n", cpu__cfs_period_us="100000\n")
+        if is_host:
+            _write(top, release_agent="\n")
+    else:
+        _write(proc / "self", mountinfo="3 2 0:9 / /cg rw - cgroup2 cgroup2 rw\n")
+        _write(top, cpu__max="50000 100000\n")
+        if not is_host:
+            _write(top, cgroup__events="populated 1\n")
+    rows = sample_cgroups(cgroups_of({7}, proc), find_mounts(proc, str(system)))
+    quota = {"cpu_quota_ns": 50_000_000, "cpu_period_ns": 100_000_000}
+    assert rows == ({} if is_host else {"/": quota})
+    _write(proc / "7", cgroup="2:cpu:/../other\n0::/../other\n")
+    assert sample_cgroups(cgroups_of({7}, proc), find_mounts(proc, str(system))) == {}
+
+
+IN_NAMESPACE = """
+import json, os
+from probes.host.cgroup import cgroups_of, find_mounts, sample_cgroups
+print(json.dumps(sample_cgroups(cgroups_of({os.getpid()}), find_mounts())))
+"""
+
+
+def _in_namespace(folder: Path, kind: str, options: str) -> dict[str, dict[str, int]]:
+    """What a process sees that sits in a cgroup, which is the top of its cgroup namespace."""
+    script = f"""
+        echo $$ > {folder}/cgroup.procs
+        exec unshare --cgroup --mount --propagation private sh -c '
+            mount -t {kind} {options} none /mnt && exec {sys.executable} -c "$0"' '{IN_NAMESPACE}'
+    """
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert isinstance(rows, dict)
+    return rows
+
+
+@pytest.mark.root
+def test_a_real_quota_is_told_from_inside_of_its_container(
+    throttled_group: tuple[str, Path],
+) -> None:
+    _, folder = throttled_group
+    is_unified = (folder / "cpu.max").exists()
+    (folder / ("cpu.max" if is_unified else "cpu.cfs_quota_us")).write_text(
+        "40000 50000" if is_unified else "40000"
+    )
+    kind = ("cgroup2", "") if is_unified else ("cgroup", "-o cpu")
+    [row] = _in_namespace(folder, *kind).values()
+    assert (row["cpu_quota_ns"], row["cpu_period_ns"]) == (40_000_000, 50_000_000)
+    assert row["n_cpu_periods"] >= 0
+
+
+@pytest.fixture
+def unified_group(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A real cgroup of version 2, whatever controllers it has; and its path."""
+    mount = next((mount for mount in find_mounts() if not mount.controllers), None)
+    if mount is None or mount.root != "/":
+        pytest.skip("cgroup version 2 is not mounted here: mount -t cgroup2 none FOLDER")
+    name = f"tracer-test-v2-{os.getpid()}"
+    folder = Path(mount.point) / name
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("no cgroup of version 2 can be made here; run as root, outside of a container")
+    yield f"/{name}", folder
+    for _ in range(50):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            break
+        time.sleep(0.05)
+
+
+@pytest.mark.root
+def test_a_real_cgroup_of_version_2_tells_use_and_pressure(
+    unified_group: tuple[str, Path],
+) -> None:
+    path, folder = unified_group
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        (folder / "cgroup.procs").write_text(str(child.pid))
+        wanted = cgroups_of({child.pid})
+        assert ("", path) in wanted
+        before = sample_cgroups(wanted, find_mounts())[path]
+        time.sleep(0.3)
+        after = sample_cgroups(wanted, find_mounts())[path]
+    finally:
+        child.kill()
+        child.wait()
+    assert 50_000_000 < after["cpu_busy_ns"] - before["cpu_busy_ns"] < 10**9
+    if (folder / "cpu.pressure").exists():
+        assert after["cpu_some_ns"] >= before["cpu_some_ns"] >= 0
+        assert {"memory_some_ns", "memory_full_ns", "io_some_ns", "io_full_ns"} <= set(after)
+    rows = _in_namespace(folder, "cgroup2", "")
+    assert rows["/"]["cpu_busy_ns"] >= after["cpu_busy_ns"]
 
 
 @pytest.fixture
