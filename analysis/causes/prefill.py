@@ -5,7 +5,8 @@ from __future__ import annotations
 from analysis.causes import engine_steps
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.prefill_steps import HOGGING, by_steps
-from analysis.causes.prefill_tokens import by_tokens, load_tokens
+from analysis.causes.prefill_tokens import by_tokens
+from analysis.causes.token_rates import load_tokens
 from analysis.facts import Facts
 from analysis.finding import Finding, Status
 
@@ -23,7 +24,7 @@ def find_hogging(facts: Facts) -> Finding:
             "eager launches side by side are in the recording; record with --engine URL",
         )
     if tokens is not None:
-        finding = by_tokens(facts, tokens)
+        finding = by_tokens(facts, tokens, steps)
         if steps is not None and finding.status is Status.FOUND:
             finding.evidence.extend(steps.evidence)
     elif steps is not None:
@@ -36,11 +37,13 @@ CAUSES = (
         HOGGING,
         "prompts hold the device while decodes wait",
         "Prefill steps take so long that running requests hardly get a token.",
-        "Prompt tokens come while generation is near zero with two or more requests running, and "
-        "the time between tokens rises; or long eager steps among short graph steps; or steps "
-        "whose names tell of prompts, against steps of decodes alone.",
-        "Preemption and recompute, a hang.",
-        "Record the engine's metrics: tracer record --pid PID --engine URL.",
+        "Prompt tokens come while generation all but stops with two or more requests running; or "
+        "generation falls and what is lost follows the prompts from second to second; or long "
+        "eager steps among short graph steps; or steps whose names tell of prompts, against steps "
+        "of decodes alone.",
+        "Preemption and recompute, a hang, a device that becomes slower while more prompts come "
+        "(a lowered clock, a neighbour, longer contexts).",
+        "Record the engine's metrics and the steps: tracer record --pid PID --engine URL as root.",
         "Use smaller prefill chunks (max_num_batched_tokens), interleave decode steps, or put "
         "prefill on other devices.",
         Needs(

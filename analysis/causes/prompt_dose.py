@@ -1,6 +1,11 @@
-"""Whether tokens follow the prompts: where more prompts take none away, they hold up nobody."""
+"""Whether tokens follow the prompts, from second to second or over minutes: where more prompts take
+none away, they hold up nobody.
+"""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +28,16 @@ N_WINDOWS = 3
 #: up by prompts.
 DOSE = 1.5
 UNMOVED = 0.9
+#: Changes from window to window that tell whether one follows the other, and how many of them must
+#: be of this share of the usual prompts.
+N_CHANGES = 10
+N_MOVED = 5
+MOVED = 0.5
+#: Standard deviations that this must be beyond chance: one in two hundred.
+BEYOND_CHANCE = 2.6
+#: Share of a prompt that was computed in the window before the one that counts it, and windows that
+#: are taken together.
+_SCALES = ((0.0, 1), (0.5, 1), (1.0, 1), (0.0, 2), (0.0, 4))
 
 
 def tokens_despite_prompts(
@@ -102,3 +117,79 @@ def was_paused(facts: Facts, edges: Ints, near: Flags, pause_s: float, lost_ns: 
     if used is None or used[1] < N_WINDOWS:
         return False
     return 2 * (1 - used[0] / 100) * intervals.total(around) >= lost_ns
+
+
+@dataclass(frozen=True)
+class Dose:
+    """How lost time follows the prompts from window to window.
+
+    Attributes:
+        explained: Share of what was lost that the prompts account for at the rate at which one
+            follows the other; may exceed 1.
+        n: Changes from one window to the next that tell it.
+    """
+
+    explained: float
+    n: int
+
+
+def dose_of(prompt: Floats, lost: Floats, is_held: Flags) -> Dose | None:
+    """Return how what was lost follows the prompts within the time between the first held window
+    and the last; None where prompts hardly vary, or the loss does not follow them beyond chance.
+
+    Only changes from one window to the next count: that both began at the same moment tells
+    nothing of the one making the other.
+
+    Args:
+        prompt: Prompt tokens/s in each window, counted when a prompt's first token comes: in the
+            window in which it was computed or, where it took longer, in one after it.
+        lost: Share of each window that was lost, in [0, 1]; NaN in windows that do not count.
+        is_held: Windows in which tokens were held up.
+    """
+    rows = np.flatnonzero(is_held)
+    if len(rows) == 0:
+        return None
+    span = slice(int(rows[0]), int(rows[-1]) + 1)
+    known = np.nan_to_num(prompt)
+    found = []
+    for share, size in _SCALES:
+        shifted = (1 - share) * known + share * np.append(known[1:], 0.0)
+        told = _follows(_in_blocks(shifted[span], size), _in_blocks(lost[span], size))
+        if told is not None:
+            slope, n = told
+            held_prompt = float(shifted[is_held].mean())
+            held_lost = max(float(np.nanmean(lost[is_held])), 1e-9)
+            found.append(Dose(slope * held_prompt / held_lost, n))
+    return max(found, key=lambda item: item.explained, default=None)
+
+
+def _in_blocks(values: Floats, size: int) -> Floats:
+    """Means of so many windows each; what is left over at the end is dropped."""
+    n = len(values) // size
+    result: Floats = values[: n * size].reshape(n, size).mean(axis=1)
+    return result
+
+
+def _follows(prompt: Floats, lost: Floats) -> tuple[float, int] | None:
+    """Typical change of the loss per change of the prompts, and how many changes there were."""
+    changes, effects = np.diff(prompt), np.diff(lost)
+    is_known = np.isfinite(effects)
+    changes, effects = changes[is_known], effects[is_known]
+    is_moved = np.abs(changes) >= MOVED * float(np.mean(prompt)) if len(prompt) else changes > 0
+    n = len(changes)
+    if n < N_CHANGES or is_moved.sum() < N_MOVED or effects.std() <= 0:
+        return None
+    alike = float(np.corrcoef(_ranks(changes), _ranks(effects))[0, 1])
+    # Neighbouring changes share a window, so that half of them count; by Fisher's z.
+    z = math.atanh(min(alike, 0.9999)) * math.sqrt(max(n / 2 - 3, 0.0) / 1.06)
+    if z < BEYOND_CHANCE:
+        return None
+    return float(np.median(effects[is_moved] / changes[is_moved])), n
+
+
+def _ranks(values: Floats) -> Floats:
+    """Ranks, equal values sharing the mean of theirs."""
+    _unique, at, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    result: Floats = (last - (counts - 1) / 2)[at]
+    return result
