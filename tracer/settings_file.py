@@ -23,6 +23,7 @@ import click
 from analysis.schema import EVENT
 from probes.probe import Batch, make_batch
 from tracer.commands.parameters import parse_bytes, parse_duration
+from tracer.early_hang_up import has_terminal
 from tracer.errors import InputError, TracerError, UsageError
 from tracer.long_run import LongRunOptions
 from tracer.plain_text import plain_line, shorten
@@ -127,7 +128,7 @@ class SettingsFile:
         self._base = base
         self._is_asked = False
         is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        self._had_terminal = not is_ignored and _has_terminal()
+        self._had_terminal = not is_ignored and has_terminal()
 
     def read(self) -> LongRunOptions:
         """Return the options of the command line and the file.
@@ -172,7 +173,7 @@ class SettingsFile:
 
         May be called from a signal handler.
         """
-        if self._had_terminal and not _has_terminal():
+        if self._had_terminal and not has_terminal():
             return False
         self._is_asked = True
         return True
@@ -181,16 +182,6 @@ class SettingsFile:
         """Return whether it was asked for since the last call."""
         was_asked, self._is_asked = self._is_asked, False
         return was_asked
-
-
-def _has_terminal() -> bool:
-    """Whether this process has a terminal that is there."""
-    try:
-        descriptor = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    os.close(descriptor)
-    return True
 
 
 class Reload:
