@@ -26,7 +26,8 @@ class DeviceLosses:
         self.events: list[dict[str, Any]] = []
         self._first_pause_ns = first_pause_ns
         self._retries: list[tuple[int, list[int] | None]] = []
-        self._pauses: dict[tuple[int, ...], int] = {}
+        #: Last pause of devices, and when it ended.
+        self._pauses: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def lose(self, device: int, time_ns: int, reason: str) -> None:
         """Note the loss of a device."""
@@ -47,12 +48,20 @@ class DeviceLosses:
             self.events.append(device_event(time_ns, "source_recovered", device, detail))
 
     def retry_later(self, devices: Iterable[int] | None, now_ns: int) -> None:
-        """Plan to try devices again (None: all), later at each time."""
-        wanted = None if devices is None else sorted(devices)
-        key = (ALL,) if wanted is None else tuple(wanted)
-        pause = self._pauses.get(key, self._first_pause_ns)
-        self._pauses[key] = min(2 * pause, LONGEST_PAUSE_NS)
-        self._retries.append((now_ns + pause, wanted))
+        """Plan to try devices again (None: all), later at each time; those that are planned already
+        stay so. What went well for long begins anew.
+        """
+        planned = {device for _, others in self._retries for device in others or [ALL]}
+        wanted = sorted({ALL} if devices is None else set(devices))
+        wanted = [device for device in wanted if device not in planned]
+        if not wanted:
+            return
+        pause, ended_ns = self._pauses.get(tuple(wanted), (0, now_ns))
+        pause = min(2 * pause, LONGEST_PAUSE_NS)
+        if not pause or now_ns - ended_ns > LONGEST_PAUSE_NS:
+            pause = self._first_pause_ns
+        self._pauses[tuple(wanted)] = (pause, now_ns + pause)
+        self._retries.append((now_ns + pause, None if wanted == [ALL] else wanted))
 
     def take_due(self, now_ns: int) -> list[list[int] | None]:
         """Return the devices whose time to be tried has come (None: all)."""

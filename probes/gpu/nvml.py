@@ -227,6 +227,7 @@ class NvmlProbe:
             self._library_dir,
             self._env,
             self._clock,
+            {index: gpu.get("uuid") for index, gpu in self._gpus.items()},
         )
         self._samplers[sampler] = _Cost()
         return sampler
@@ -293,11 +294,12 @@ class NvmlProbe:
         self._unseen |= unseen
         if processes:
             batches.append(process_batch(processes))
-        for kind, time_ns, device, function, text in all_of("events"):
-            if kind == "lost":
-                self._losses.lose(device, time_ns, f"{function} says: {text}")
-            else:
-                self._losses.recover({device}, time_ns)
+        for time_ns, device, reason in all_of("events"):
+            self._losses.lose(device, time_ns, reason)
+            if sampler.devices is not None:
+                sampler.devices.discard(device)
+            # Only who initialises the library anew finds a GPU again that was reset.
+            self._losses.retry_later([device], now_ns)
         for time_ns, device, kind, data in all_of("xids"):
             self._losses.events.append(driver_event(time_ns, device, kind, data))
         for time_ns, device, health, before in all_of("health"):
@@ -326,7 +328,7 @@ class NvmlProbe:
             self._losses.retry_later(devices, now_ns)
             return
         self._losses.retry_later([device], now_ns)
-        rest = sorted((devices or set(self._gpus)) - {device})
+        rest = sorted((set(self._gpus) if devices is None else devices) - {device})
         if rest:
             self._spawn(rest, [device])
         elif devices is None and not self._gpus:
@@ -337,7 +339,7 @@ class NvmlProbe:
         devices = sampler.devices
         text = sampler.failure or f"the sampler of NVML ended (exit code {sampler.exit_code})"
         self._release(sampler)
-        for device in sorted(devices) if devices else [ALL]:
+        for device in [ALL] if devices is None else sorted(devices):
             self._losses.lose(device, now_ns, text)
         self._losses.retry_later(devices, now_ns)
 

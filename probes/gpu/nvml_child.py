@@ -9,6 +9,7 @@ This is the one module that imports ``pynvml``, and only in the child.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import mmap
@@ -55,7 +56,10 @@ MAX_DRIVER_SHARE = 0.05
 _SECOND_NS = 1_000_000_000
 _FLUSH_NS = 19 * _SECOND_NS // 20
 _SLOWEST_NS = _SECOND_NS
-_LOST_RETRY_NS = 5 * _SECOND_NS
+#: Devices that are looked at, whatever number the driver tells.
+_MOST_DEVICES = 1024
+#: Pause before waiting for events anew after that failed.
+_EVENTS_AGAIN_S = 1.0
 #: Average and instant power, energy.
 _POWER_FIELDS = (185, 186, 83)
 _TIMEOUT = 10
@@ -68,7 +72,8 @@ _NEW_OBJECTS = 20_000
 class Config:
     """What a child is told to do.
 
-    ``devices`` are the only ones sampled (None: all); ``excluded`` are left alone.
+    ``devices`` are the only ones sampled (None: all); ``excluded`` are left alone. ``uuids`` tells
+    which GPU has which number, where that is known: the driver numbers anew when one is gone.
     """
 
     watch_fd: int
@@ -76,6 +81,7 @@ class Config:
     slow_interval_ns: int
     devices: list[int] | None = None
     excluded: tuple[int, ...] = ()
+    uuids: dict[int, str | None] | None = None
 
     def to_json(self) -> str:
         """Return the text that :meth:`from_json` reads."""
@@ -84,7 +90,9 @@ class Config:
     @classmethod
     def from_json(cls, line: str) -> Config:
         """Return the configuration of a line of JSON."""
-        return cls(**json.loads(line))
+        values = json.loads(line)
+        uuids = values.pop("uuids", None)
+        return cls(**values, uuids=uuids and {int(key): text for key, text in uuids.items()})
 
 
 class Outbox:
@@ -135,11 +143,12 @@ class Sampler:
         self._slow = Driver(nvml, watch, SLOW)
         self._events = Driver(nvml, watch, EVENTS)
         self._handles: dict[int, Any] = {}
-        self._lost: dict[int, int] = {}
+        self._lost: set[int] = set()
         self._slow_sampler = SlowSampler(
             self._slow, self._handles, outbox.put, config.slow_interval_ns
         )
         self._stop = threading.Event()
+        self._is_open = False
         self._interval_ns = config.interval_ns
 
     def run(self) -> None:
@@ -148,13 +157,14 @@ class Sampler:
         if not self._open():
             self._outbox.send()
             return
+        self._is_open = True
         slow = (self._stop, self._lost.__contains__, self._lose)
         threading.Thread(target=self._slow_sampler.run, args=slow, daemon=True).start()
         threading.Thread(target=self._run_events, daemon=True).start()
         due = flush = window = time.monotonic_ns()
         spent = 0
         while not self._stop.is_set():
-            for device in self._handles:
+            for device in self._handles.keys() - self._lost:
                 self._guarded(device)
             now = time.monotonic_ns()
             if now - window >= _SECOND_NS:
@@ -178,7 +188,8 @@ class Sampler:
         except self._nvml.NVMLError as error:
             self._outbox.put("failed", f"NVML cannot be initialised: {error}")
             return False
-        gpus = [self._describe(device) for device in range(count)]
+        known = self._config.uuids or range(min(count, _MOST_DEVICES))
+        gpus = [self._describe(device) for device in known]
         call = self._fast.call
         driver_version = nvml_version = None
         try:
@@ -195,9 +206,9 @@ class Sampler:
             "open_ns": time.monotonic_ns() - begin,
         }
         self._outbox.put("hello", hello)
-        if not self._handles and not self._config.excluded:
+        if not self._handles and not self._lost and not self._config.excluded:
             self._outbox.put("failed", "NVML knows of no GPU")
-        return bool(self._handles)
+        return bool(self._handles.keys() - self._lost)
 
     def _describe(self, device: int) -> dict[str, Any]:
         """Fields of the manifest's list of GPUs; opens the device unless it is to be left alone."""
@@ -207,7 +218,7 @@ class Sampler:
             return row
         call = self._fast.call
         try:
-            handle = call("nvmlDeviceGetHandleByIndex", device, device)
+            handle = self._handle(device)
             if handle is None:
                 return row
             self._handles[device] = handle
@@ -227,23 +238,32 @@ class Sampler:
             self._lose(device, error)
         return row
 
+    def _handle(self, device: int) -> Any:
+        """Handle of the device of a number; None when there is none.
+
+        Raises:
+            DeviceLostError: it is gone.
+        """
+        uuid = (self._config.uuids or {}).get(device)
+        if uuid is None:
+            return self._fast.call("nvmlDeviceGetHandleByIndex", device, device)
+        handle = self._fast.call("nvmlDeviceGetHandleByUUID", device, uuid.encode())
+        if handle is None:
+            raise DeviceLostError(device, "nvmlDeviceGetHandleByUUID", "there is no such GPU")
+        return handle
+
     def _guarded(self, device: int) -> None:
-        """Sample a device unless it is lost; note when it is lost and when it is back."""
-        retry = self._lost.get(device)
-        now = time.monotonic_ns()
-        if retry is not None and now < retry:
-            return
+        """Sample a device; note when it is lost."""
         try:
-            if retry is not None:
-                self._fast.call("nvmlDeviceGetUtilizationRates", device, self._handles[device])
-                del self._lost[device]
-                self._outbox.put("events", ("recovered", now, device, "", ""))
             self._sample(device)
         except DeviceLostError as error:
             self._lose(device, error)
 
     def _lose(self, device: int, error: DeviceLostError) -> None:
-        """Note a lost device; without a driver this process has nothing more to do."""
+        """Note a lost device, for good: its handle stays lost also when the GPU is back.
+
+        Without a driver or any device this process has nothing more to do.
+        """
         now = time.monotonic_ns()
         if isinstance(error, DriverGoneError):
             if not self._stop.is_set():
@@ -251,8 +271,10 @@ class Sampler:
                 self._outbox.put("failed", f"{error.function} says: {error}")
             return
         if device not in self._lost:
-            self._outbox.put("events", ("lost", now, device, error.function, str(error)))
-        self._lost[device] = now + _LOST_RETRY_NS
+            self._lost.add(device)
+            self._outbox.put("events", (now, device, f"{error.function} says: {error}"))
+        if self._handles.keys() <= self._lost and self._is_open:
+            self._stop.set()
 
     def _sample(self, device: int) -> None:
         """One row of what is cheap to ask."""
@@ -292,29 +314,51 @@ class Sampler:
             self._interval_ns = max(self._interval_ns // 2, self._config.interval_ns)
 
     def _run_events(self) -> None:
-        """Wait for Xid and memory errors."""
-        nvml, call = self._nvml, self._events.call
-        kinds = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+        """Wait for Xid and memory errors, anew after each failure: one lost GPU must not hide the
+        errors of the others.
+        """
         try:
-            events = call("nvmlEventSetCreate", -1)
-            if events is None:
-                return
-            for device, handle in self._handles.items():
-                call("nvmlDeviceRegisterEvents", device, handle, kinds, events)
-            while not self._stop.is_set():
-                # Waiting is what this call is for: it is not marked as one that must return soon.
-                try:
-                    data = nvml.nvmlEventSetWait_v2(events, 1000)
-                except nvml.NVMLError as error:
-                    if int(getattr(error, "value", 999)) != _TIMEOUT:
-                        return
-                    self._stop.wait(0.05)
-                    continue
-                index = call("nvmlDeviceGetIndex", -1, data.device)
-                row = (time.monotonic_ns(), index, int(data.eventType), int(data.eventData))
-                self._outbox.put("xids", row)
+            while not self._stop.is_set() and self._wait_for_events():
+                self._stop.wait(_EVENTS_AGAIN_S)
         except DeviceLostError:
             return
+
+    def _wait_for_events(self) -> bool:
+        """Wait until waiting fails; tells whether to try again.
+
+        Raises:
+            DriverGoneError: the driver is gone.
+        """
+        nvml, call = self._nvml, self._events.call
+        kinds = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+        events = call("nvmlEventSetCreate", -1)
+        if events is None:
+            return False
+        devices = {}
+        for device in self._handles.keys() - self._lost:
+            handle = self._handles[device]
+            try:
+                call("nvmlDeviceRegisterEvents", device, handle, kinds, events)
+            except DriverGoneError:
+                raise
+            except DeviceLostError:
+                continue  # the sampling finds that out by itself
+            devices[_address(handle)] = device
+        while not self._stop.is_set():
+            # Waiting is what this call is for: it is not marked as one that must return soon.
+            try:
+                data = nvml.nvmlEventSetWait_v2(events, 1000)
+            except nvml.NVMLError as error:
+                if int(getattr(error, "value", 999)) != _TIMEOUT:
+                    self._events.errors[f"nvmlEventSetWait: {error}"] += 1
+                    break
+                self._stop.wait(0.05)
+                continue
+            device_of = devices.get(_address(data.device))
+            row = (time.monotonic_ns(), device_of, int(data.eventType), int(data.eventData))
+            self._outbox.put("xids", row)
+        call("nvmlEventSetFree", -1, events)
+        return True
 
     def _flush(self) -> None:
         """Send everything collected, with what it cost."""
@@ -326,6 +370,11 @@ class Sampler:
         }
         self._outbox.put("stats", stats)
         self._outbox.send()
+
+
+def _address(handle: Any) -> int | None:
+    """What tells one handle from another."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def main() -> None:

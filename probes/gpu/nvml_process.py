@@ -47,6 +47,7 @@ class SamplerProcess:
         library_dir: Folder to look for ``libnvidia-ml.so.1`` in first.
         env: Further variables of the child's environment.
         clock: CLOCK_MONOTONIC in ns.
+        uuids: Which GPU has which number, where that is known; empty and None let the library say.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class SamplerProcess:
         library_dir: Path | None = None,
         env: Mapping[str, str] | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
+        uuids: Mapping[int, str | None] | None = None,
     ) -> None:
         self.devices = None if devices is None else set(devices)
         #: Why it ends, as it said itself.
@@ -75,6 +77,7 @@ class SamplerProcess:
                 slow_interval_ns,
                 None if devices is None else sorted(devices),
                 tuple(sorted(excluded)),
+                dict(uuids or {}),
             )
             self._child = subprocess.Popen(
                 [sys.executable, "-c", _CODE, config.to_json()],

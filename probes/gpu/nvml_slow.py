@@ -15,6 +15,7 @@ from typing import Any
 
 from probes.gpu.driver import DeviceLostError, Driver, fields, number, text
 from probes.gpu.gpm import GpmSampler
+from probes.gpu.since import Since
 
 #: Kinds of the driver's sample buffers: NVML's number and column.
 BUFFERS = ((0, "power_mw"), (1, "util_pct"), (2, "memory_util_pct"), (5, "sm_clock_mhz"))
@@ -26,6 +27,8 @@ _FIELD_LINK_COUNT = 91
 _SECOND_NS = 1_000_000_000
 _PCIE_NS = 2 * _SECOND_NS
 _HEALTH_NS = 30 * _SECOND_NS
+#: MIG instances that are looked at, whatever number the driver tells.
+_MOST_PARTS = 64
 
 #: Takes a kind of row and a row.
 Put = Callable[[str, Any], None]
@@ -50,8 +53,7 @@ class SlowSampler:
         self._lock = threading.Lock()
         self._once: dict[int, dict[str, Any]] = {}
         self._settings: dict[int, dict[str, Any]] = {}
-        self._start_us = time.time_ns() // 1000
-        self._since_us: dict[tuple[int, int], int] = {}
+        self._since = Since()
         self._counters: dict[tuple[int, int], tuple[int, int]] = {}
         self._health: dict[int, dict[str, int]] = {}
         self._parts: dict[int, list[tuple[int | None, str | None, Any]]] = {}
@@ -80,6 +82,8 @@ class SlowSampler:
                 except DeviceLostError as error:
                     self._forget(device)
                     lose(device, error)
+                except Exception as error:  # noqa: BLE001 - what is odd of one must not end the rest
+                    self._driver.errors[f"GPU {device}: {type(error).__name__}: {error}"[:200]] += 1
             left = self._interval_ns - (time.monotonic_ns() - begin)
             stop.wait(max(left, 0) / 1e9)
 
@@ -138,14 +142,13 @@ class SlowSampler:
         through_mps = self._process_list(device, handle, "MPSCompute")
         graphics = self._process_list(device, handle, "Graphics")
         key = (device, -1)
-        since = self._since_us.get(key, self._start_us)
+        since = self._since.ask_from(key)
         items = self._driver.call("nvmlDeviceGetProcessUtilization", device, handle, since) or []
-        shares: dict[int, tuple[int, int, int]] = {}
-        for item in items:
-            stamp, pid = int(item.timeStamp), int(item.pid)
-            if stamp > shares.get(pid, (0, 0, 0))[0]:
-                shares[pid] = (stamp, int(item.smUtil), int(item.memUtil))
-            self._since_us[key] = max(self._since_us.get(key, since), stamp)
+        stamped = [(int(item.timeStamp), item) for item in items]
+        shares = {
+            int(item.pid): (stamp, int(item.smUtil), int(item.memUtil))
+            for stamp, item in self._since.take(key, stamped)
+        }
         lists = (compute, through_mps, graphics)
         self._put("processes", (time.monotonic_ns(), device, *lists, shares))
 
@@ -164,21 +167,22 @@ class SlowSampler:
         """The driver's own samples since the last look, with its times (wall clock, in us)."""
         for kind, column in BUFFERS:
             key = (device, kind)
-            since = self._since_us.get(key, self._start_us)
+            since, before = self._since.ask_from(key), self._since.last(key)
             result = self._driver.call(
                 "nvmlDeviceGetSamples", device, handle, kind, since, variant=kind
             )
             if result is None:
                 continue
             value_type, samples = result
-            rows = [(int(item.timeStamp), number(value_type, item.sampleValue)) for item in samples]
-            rows = sorted((row for row in rows if row[0] > since), key=lambda row: row[0])
+            rows = self._since.take(
+                key,
+                [(int(item.timeStamp), number(value_type, item.sampleValue)) for item in samples],
+            )
             if not rows:
                 continue
             stamps = [row[0] for row in rows]
-            if key in self._since_us:
-                stamps.insert(0, self._since_us[key])
-            self._since_us[key] = stamps[-1]
+            if before is not None and before < stamps[0]:
+                stamps.insert(0, before)
             self._put("buffers", (device, column, rows))
             if column == "util_pct" and len(stamps) > 1:
                 gaps = sorted(after - before for before, after in pairwise(stamps))
@@ -244,7 +248,8 @@ class SlowSampler:
         """MIG instances of a GPU: number, UUID and handle of each."""
         call = self._driver.call
         parts = []
-        for index in range(call("nvmlDeviceGetMaxMigDeviceCount", device, handle) or 0):
+        n_parts = call("nvmlDeviceGetMaxMigDeviceCount", device, handle) or 0
+        for index in range(min(n_parts, _MOST_PARTS)):
             part = call("nvmlDeviceGetMigDeviceHandleByIndex", device, handle, index)
             if part is None:
                 continue

@@ -2,6 +2,8 @@
  *
  * The file named by MOCK_NVML holds lines "FUNCTION DEVICE WHAT": FUNCTION or DEVICE may be *,
  * WHAT is an NVML error number, "hang" (never returns), or "slow" (takes 30 ms).
+ * "gone DEVICE 1": it is not enumerated. "reset DEVICE N": who initialised the library before the
+ * N-th reset of the device has lost it.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -12,6 +14,26 @@
 
 #define ENTRY __attribute__((visibility("default"))) int
 #define CHECK(device) do { int code = verdict(__func__, (device)); if (code) return code; } while (0)
+
+/* What a line says of a device that is not about a function; 0 without such a line. */
+static int told(const char *word, long device) {
+    const char *path = getenv("MOCK_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char name[80], which[16], what[16];
+    int value = 0;
+    if (!file) return 0;
+    while (fscanf(file, "%79s %15s %15s", name, which, what) == 3)
+        if (!strcmp(name, word) && atol(which) == device) value = atoi(what);
+    fclose(file);
+    return value;
+}
+
+static int resets[2];
+
+static int initialise(void) {
+    for (int device = 0; device < 2; device++) resets[device] = told("reset", device);
+    return 0;
+}
 
 static int verdict(const char *function, long device) {
     const char *path = getenv("MOCK_NVML");
@@ -28,6 +50,7 @@ static int verdict(const char *function, long device) {
         break;
     }
     fclose(file);
+    if (!code && (device == 0 || device == 1) && told("reset", device) > resets[device]) code = 15;
     return code;
 }
 
@@ -39,14 +62,27 @@ static uint64_t now_us(void) {
 
 static long index_of(void *handle) { return (long)handle - 1; }
 
-ENTRY nvmlInit_v2(void) { CHECK(-1); return 0; }
-ENTRY nvmlInitWithFlags(unsigned flags) { (void)flags; CHECK(-1); return 0; }
-ENTRY nvmlDeviceGetCount_v2(unsigned *count) { CHECK(-1); *count = 2; return 0; }
+ENTRY nvmlInit_v2(void) { CHECK(-1); return initialise(); }
+ENTRY nvmlInitWithFlags(unsigned flags) { (void)flags; CHECK(-1); return initialise(); }
+ENTRY nvmlDeviceGetCount_v2(unsigned *count) {
+    CHECK(-1);
+    *count = 2 - told("gone", 0) - told("gone", 1);
+    return 0;
+}
 ENTRY nvmlSystemGetDriverVersion(char *text, unsigned n) { snprintf(text, n, "590.48.01"); return 0; }
 ENTRY nvmlSystemGetNVMLVersion(char *text, unsigned n) { snprintf(text, n, "13.590"); return 0; }
 ENTRY nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
-    CHECK(index);
-    *handle = (void *)(long)(index + 1);
+    unsigned device = told("gone", 0) ? index + 1 : index;
+    if (device > 1) return 6;
+    CHECK(device);
+    *handle = (void *)(long)(device + 1);
+    return 0;
+}
+ENTRY nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    long device = atol(uuid + sizeof "GPU-mock-" - 1);
+    if (told("gone", device)) return 6;
+    CHECK(device);
+    *handle = (void *)(device + 1);
     return 0;
 }
 ENTRY nvmlDeviceGetName(void *h, char *text, unsigned n) {
@@ -55,7 +91,10 @@ ENTRY nvmlDeviceGetName(void *h, char *text, unsigned n) {
 ENTRY nvmlDeviceGetUUID(void *h, char *text, unsigned n) {
     CHECK(index_of(h)); snprintf(text, n, "GPU-mock-%ld", index_of(h)); return 0;
 }
-ENTRY nvmlDeviceGetIndex(void *h, unsigned *index) { *index = index_of(h); return 0; }
+ENTRY nvmlDeviceGetIndex(void *h, unsigned *index) {
+    *index = index_of(h) - told("gone", 0);
+    return 0;
+}
 ENTRY nvmlDeviceGetUtilizationRates(void *h, unsigned *rates) {
     CHECK(index_of(h)); rates[0] = 42 + index_of(h); rates[1] = 7; return 0;
 }
@@ -184,14 +223,16 @@ ENTRY nvmlDeviceGetProcessUtilization(void *h, struct share *list, unsigned *n, 
 struct event { void *device; uint64_t kind, data; uint32_t gpu_instance, compute_instance; };
 
 ENTRY nvmlEventSetCreate(void **set) { *set = (void *)1; return 0; }
+ENTRY nvmlEventSetFree(void *set) { (void)set; return 0; }
 ENTRY nvmlDeviceRegisterEvents(void *h, uint64_t kinds, void *set) {
-    (void)h; (void)kinds; (void)set; return 0;
+    (void)kinds; (void)set; CHECK(index_of(h)); return 0;
 }
 ENTRY nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) {
-    static int told;
+    static int is_told;
     (void)set;
-    if (told || !getenv("MOCK_XID")) { usleep(timeout_ms * 1000); return 10; }
-    told = 1;
+    CHECK(-1);
+    if (is_told || !getenv("MOCK_XID") || told("calm", 1)) { usleep(timeout_ms * 100); return 10; }
+    is_told = 1;
     event->device = (void *)2;
     event->kind = 8;
     event->data = atoi(getenv("MOCK_XID"));

@@ -203,7 +203,7 @@ def test_what_is_not_supported_is_null(mock_nvml: Path, faults: Faults) -> None:
 def test_a_lost_gpu_is_one_event_and_a_gap_and_the_other_goes_on(
     mock_nvml: Path, faults: Faults
 ) -> None:
-    with recording(mock_nvml, faults()) as rec:
+    with recording(mock_nvml, faults(), retry_ns=1500 * MS) as rec:
         assert rec.until(lambda: len(rec.of(1)) > 3)
         faults("* 1 15")
         assert rec.until(lambda: bool(rec.events))
@@ -315,6 +315,71 @@ def test_an_xid_is_an_event(mock_nvml: Path, faults: Faults) -> None:
     assert "GPU 1" in event["detail"]
 
 
+def test_an_xid_is_an_event_where_another_gpu_is_lost(mock_nvml: Path, faults: Faults) -> None:
+    """Neither a GPU that takes no registration nor a wait that fails ends the waiting."""
+    losing = faults("nvmlDeviceRegisterEvents 0 15", "nvmlEventSetWait_v2 * 15", "calm 1 1")
+    with recording(mock_nvml, losing, env={"MOCK_XID": "79"}) as rec:
+        assert rec.until(lambda: len(rec.of(1)) > 20)
+        faults()
+        assert rec.until(lambda: "xid" in rec.kinds())
+    [event] = [event for event in rec.events if event["kind"] == "xid"]
+    assert event["name"] == "xid 79" and "GPU 1" in event["detail"]
+
+
+def test_after_a_reset_a_gpu_is_found_by_who_initialises_the_library_anew(
+    mock_nvml: Path, faults: Faults
+) -> None:
+    with recording(mock_nvml, faults(), retry_ns=300 * MS) as rec:
+        assert rec.until(lambda: len(rec.of(1)) > 3)
+        faults("reset 1 1")
+        assert rec.until(lambda: "source_lost" in rec.kinds())
+        n_lost, n_other = len(rec.of(1)), len(rec.of(0))
+        assert rec.until(lambda: "source_recovered" in rec.kinds())
+        assert rec.until(lambda: len(rec.of(1)) > n_lost + 3 and len(rec.of(0)) > n_other + 3)
+    assert rec.kinds() == ["source_lost", "source_recovered"]
+    times = [row["time_ns"] for row in rec.of(0)]
+    assert max(after - before for before, after in pairwise(times)) < 1000 * MS
+    assert {row["util_pct"] for row in rec.of(1)} == {43}
+
+
+def test_when_all_gpus_are_lost_each_is_told_once_and_found_again(
+    mock_nvml: Path, faults: Faults
+) -> None:
+    with recording(mock_nvml, faults(), retry_ns=300 * MS) as rec:
+        assert rec.until(lambda: len(rec.of(1)) > 3)
+        faults("* 0 15", "* 1 15")
+        assert rec.until(lambda: rec.kinds().count("source_lost") == 2)
+        assert not rec.until(lambda: len(rec.events) > 2, timeout_s=1.0)
+        faults()
+        assert rec.until(lambda: rec.kinds().count("source_recovered") == 2)
+    assert sorted(event["name"] for event in rec.events) == ["nvml gpu 0"] * 2 + ["nvml gpu 1"] * 2
+
+
+def test_a_gpu_keeps_its_number_when_another_is_gone_from_the_bus(
+    mock_nvml: Path, faults: Faults
+) -> None:
+    """The library of a new sampler numbers those that are left from 0 on."""
+    with recording(mock_nvml, faults(), retry_ns=300 * MS, env={"MOCK_XID": "79"}) as rec:
+        assert rec.until(lambda: len(rec.of(1)) > 3 and "xid" in rec.kinds())
+        faults("gone 0 1", "* 0 15")
+        for sampler in rec.probe._samplers:
+            os.kill(sampler.pid, 9)
+        n_before = len(rec.of(1))
+        assert rec.until(lambda: len(rec.of(1)) > n_before + 3)
+        assert rec.until(lambda: [e["detail"] for e in rec.events].count(XID_79) == 2)
+        assert {row["util_pct"] for row in rec.of(0)} == {42}
+        assert {row["util_pct"] for row in rec.of(1)} == {43}
+        n_lost = len(rec.of(0))
+        faults()
+        assert rec.until(lambda: len(rec.of(0)) > n_lost, 20)
+    assert [event["name"] for event in rec.events].count("nvml gpu 0") == 2
+    gpus = {gpu["index"]: gpu["uuid"] for gpu in (rec.probe.report().details or {})["gpus"]}
+    assert gpus == {0: "GPU-mock-0", 1: "GPU-mock-1"}
+
+
+XID_79 = "Xid 79 on GPU 1, told by NVML"
+
+
 def test_topology_and_instances_are_told(mock_nvml: Path, faults: Faults) -> None:
     with recording(mock_nvml, faults()) as rec:
         assert rec.until(lambda: bool(rec.samples))
@@ -333,7 +398,7 @@ def test_instances_of_a_gpu_are_sampled_apart_from_it(
     mock_nvml: Path, faults: Faults, has_gpm: bool
 ) -> None:
     env = {"MOCK_MIG_GPM": "1"} if has_gpm else {}
-    with recording(mock_nvml, faults(), env=env) as rec:
+    with recording(mock_nvml, faults(), retry_ns=1500 * MS, env=env) as rec:
         assert rec.until(lambda: len(rec.instances) > 4)
         faults("* 1 15")
         assert rec.until(lambda: bool(rec.events))
