@@ -7,12 +7,15 @@ default, so a faster reader sees them repeated: such samples are marked.
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import shutil
+import signal
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_SAMPLE, Table
@@ -33,6 +36,10 @@ SECOND_NS = 1_000_000_000
 _RESTART_NS = 10 * SECOND_NS
 _LONGEST_RESTART_NS = 300 * SECOND_NS
 _JOIN_S = 0.2
+#: A dcgmi that prints no values for so long hangs; it needs a few seconds to begin.
+_SILENCE_NS = 15 * SECOND_NS
+_READ_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 16
 _CONFLICT = (
     "another profiler (Nsight, another host engine) may hold the counters: end it, or let go of "
     "them with 'dcgmi profile --pause'"
@@ -215,7 +222,9 @@ class _DmonReader(_Reader):
         period_ms = max(interval_ns // 1_000_000, 100)
         numbers = ",".join(str(number) for number in fields)
         self._command = (*command, "dmon", "-e", numbers, "-d", str(period_ms))
-        self._child: subprocess.Popen[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._silence_ns = max(_SILENCE_NS, 5 * interval_ns)
+        self._spoke_ns = 0
 
     def check(self) -> None:
         """Refuse where there is no dcgmi.
@@ -257,8 +266,7 @@ class _DmonReader(_Reader):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
+                bufsize=0,
                 start_new_session=True,
             )
         except OSError as error:
@@ -268,22 +276,50 @@ class _DmonReader(_Reader):
         if self._stop_event.is_set():
             child.kill()
         assert child.stdout is not None
+        fault = ""
         with child.stdout:
-            for line in child.stdout:
+            for line in self._lines(child.stdout.fileno()):
+                if line is None:
+                    fault = f"dcgmi has printed no values for {self._silence_ns / 1e9:g} s"
+                    break
                 row = parser.feed(line)
                 if row is None:
                     continue
+                self._spoke_ns = self._clock()
                 if row.entity != "GPU":
                     self.n_other_rows += 1
                     continue
                 self.found()
                 n_read += 1
-                self._readings.append((self._clock(), row.index, None, row.values))
+                self._readings.append((self._spoke_ns, row.index, None, row.values))
                 self.cost_ns = time.thread_time_ns()
+        if fault and not self._stop_event.is_set():
+            self.lose(fault)
+            with contextlib.suppress(OSError):
+                os.killpg(child.pid, signal.SIGKILL)
         code = child.wait()
-        if not self._stop_event.is_set():
+        if not self._stop_event.is_set() and not fault:
             self.lose(self._reason(parser.errors, code))
         return n_read
+
+    def _lines(self, descriptor: int) -> Iterator[str | None]:
+        """Lines as they are printed; None, at last, when no values came for too long."""
+        held = b""
+        self._spoke_ns = self._clock()
+        while not self._stop_event.is_set():
+            left = self._spoke_ns + self._silence_ns - self._clock()
+            if left <= 0:
+                yield None
+                return
+            ready, _, _ = select.select([descriptor], [], [], left / 1e9)
+            if not ready:
+                continue
+            data = os.read(descriptor, _READ_BYTES)
+            *lines, held = (held + data).split(b"\n")
+            yield from (line.decode("utf-8", "replace") for line in lines)
+            held = held[-_MAX_LINE_BYTES:]
+            if not data:
+                return
 
     @staticmethod
     def _reason(errors: Sequence[str], code: int) -> str:

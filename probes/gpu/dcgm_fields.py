@@ -121,7 +121,10 @@ BY_HEADING = {heading: field for field in FIELDS for heading in field.headings}
 #: What is asked of ``dcgmi dmon`` by default.
 DEFAULT_FIELDS = (203, 204, 155, 100, 1001, 1002, 1003, 1004, 1005, 1009, 1010, 230)
 
-_ROW = re.compile(r"^(GPU-CI|GPU-I|GPU)\s+(\d+)\s+(\S.*)$")
+_ROW = re.compile(r"^(GPU-CI|GPU-I|GPU)\s+(\d{1,4})\s+(\S.*)$")
+_MAX_DIGITS = 4
+_MAX_ERROR = 400
+_KEPT_ERRORS = 20
 _HEADER = re.compile(r"^#\s*Entity\b(.*)$")
 _UNITS = re.compile(r"^\s*I[Dd]\b")
 
@@ -178,7 +181,7 @@ class DmonParser:
     def __init__(self, requested: Iterable[int] = ()) -> None:
         self._requested = tuple(requested)
         self._numbers: tuple[int | None, ...] = self._requested
-        #: Lines that are neither rows nor headings: errors of dcgmi.
+        #: The last lines that are neither rows nor headings: errors of dcgmi.
         self.errors: list[str] = []
 
     def feed(self, line: str) -> DmonRow | None:
@@ -191,7 +194,8 @@ class DmonParser:
         row = _ROW.match(line)
         if row is None:
             if line.strip() and not _UNITS.match(line):
-                self.errors.append(line.strip())
+                self.errors.append(line.strip()[:_MAX_ERROR])
+                del self.errors[:-_KEPT_ERRORS]
             return None
         words = row[3].split()
         if len(words) != len(self._numbers):
@@ -265,13 +269,18 @@ def _values(
         device = (uuids or {}).get(labels.get("UUID", ""))
         if device is None:
             number = labels.get("gpu", "")
-            if not number.isdecimal():
+            if not _is_number(number):
                 continue
             device = int(number)
         instance = labels.get("GPU_I_ID", "")
-        if instance and not instance.isdecimal():
+        if instance and not _is_number(instance):
             continue
         yield device, int(instance) if instance else None, field.number, value_of(repr(value))
+
+
+def _is_number(text: str) -> bool:
+    """Whether a label may be the number of a GPU or of an instance."""
+    return text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def _is_of_instance(number: int) -> bool:

@@ -273,6 +273,52 @@ def test_a_dcgmi_that_ends_is_one_event_and_run_again(
     assert reason in lost[0]["detail"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "time.sleep(60)",
+        "print('#Entity GRACT\\nGPU 0 0.5', flush=True); time.sleep(60)",
+        "while True: print('Warning: busy', flush=True); time.sleep(0.05)",
+        "while True: sys.stdout.write('x' * 100_000); time.sleep(0.001)",
+        "import subprocess; subprocess.Popen(['sleep', '60']); sys.exit(0)",
+    ],
+)
+def test_a_dcgmi_that_hangs_is_one_event_and_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.setattr(dcgm, "_RESTART_NS", 20_000_000)
+    monkeypatch.setattr(dcgm, "_LONGEST_RESTART_NS", 20_000_000)
+    monkeypatch.setattr(dcgm, "_SILENCE_NS", 500_000_000)
+    command = fake_dcgmi(tmp_path, body)
+    probe = DcgmProbe(fields=(1001,), interval_ns=100_000_000, command=command)
+    rec = Recording(probe)
+    probe.start()
+    assert rec.until(lambda: bool(rec.events))
+    first = probe._reader._child
+    (tmp_path / "dcgmi.py").write_text(
+        "import time\nprint('#Entity GRACT\\nGPU 0 0.7', flush=True)\ntime.sleep(0.3)\n"
+        "for _ in range(500): print('GPU 0 0.7', flush=True); time.sleep(0.05)\n"
+    )
+    assert rec.until(lambda: rec.events[-1]["kind"] == "source_recovered")
+    list(probe.stop())
+    assert first.poll() is not None
+    assert "printed no values for 0.5 s" in rec.events[0]["detail"]
+    kinds = [event["kind"] for event in rec.events]
+    assert kinds == ["source_lost", "source_recovered"] * (len(kinds) // 2)
+
+
+def test_odd_lines_are_no_rows_and_do_not_heap_up() -> None:
+    parser = DmonParser((1001,))
+    assert parser.feed(f"GPU {10**30} 0.5") is None
+    for _ in range(1000):
+        assert parser.feed("Warning " * 1000) is None
+    assert sum(map(len, parser.errors)) < 10_000
+    row = parser.feed("GPU 7 0.5")
+    assert row is not None and row.index == 7
+    page_of = parse_exposition(f'DCGM_FI_DEV_GPU_UTIL{{gpu="{10**30}"}} 5\n')
+    assert read_exporter(page_of) == {}
+
+
 def test_without_dcgmi_it_says_what_to_install() -> None:
     with pytest.raises(ProbeError, match="datacenter-gpu-manager"):
         DcgmProbe(command=["no-such-dcgmi"]).start()
