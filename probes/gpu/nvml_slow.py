@@ -66,7 +66,10 @@ class SlowSampler:
     ) -> None:
         """Sample until told to stop; lost devices are left alone, and new losses told."""
         pcie_due = health_due = 0
-        self._read_topology()
+        try:
+            self._read_topology()
+        except Exception as error:  # noqa: BLE001 - what is odd of it must not end the rest
+            self._driver.errors[f"topology: {type(error).__name__}: {error}"[:200]] += 1
         while not stop.is_set():
             begin = time.monotonic_ns()
             with_pcie, with_health = begin >= pcie_due, begin >= health_due

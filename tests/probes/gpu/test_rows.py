@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from typing import Any
+
 import pytest
 
 from analysis.schema import GPU_SAMPLE
 from probes.clocks import ClockAnchors
+from probes.gpu.nvml_slow import SlowSampler
 from probes.gpu.rows import buffer_rows, clean, process_rows, sample_batch
 from tests.probes.test_clocks import FakeClocks, S
 
@@ -88,3 +93,28 @@ def test_garbage_among_pids_and_shares() -> None:
     assert (row["pid"], row["type"], row["is_target"]) == (7, "C", True)
     assert (row["memory_bytes"], row["sm_util_pct"], row["memory_util_pct"]) == (None, None, 100.0)
     assert unseen == {0, 4_000_000_000}
+
+
+def test_what_is_odd_of_one_gpu_does_not_end_the_sampling_of_the_others() -> None:
+    """A driver that returns something else than its header says, also at every call."""
+    stop = threading.Event()
+    told: list[tuple[str, Any]] = []
+
+    class OddDriver:
+        def __init__(self) -> None:
+            self.nvml = None
+            self.errors: Counter[str] = Counter()
+
+        def call(self, function: str, device: int, *args: Any, **more: Any) -> Any:
+            if device == 1 and "Temperature" in function:
+                told.append(("asked", function))
+                if len(told) > 3:
+                    stop.set()
+            return object() if device == 0 else None
+
+    driver = OddDriver()
+    sampler = SlowSampler(driver, {0: None, 1: None}, lambda *_: None, 1_000_000)
+    sampler.run(stop, lambda _: False, lambda *_: None)
+    assert len(told) > 3
+    assert sum(driver.errors.values()) > 3
+    assert any("GPU 0" in text for text in driver.errors)
