@@ -96,15 +96,16 @@ class Scraper(threading.Thread):
                 self._fail(f"its network namespace cannot be entered ({error.strerror})")
                 return
         pause = self._interval_ns
-        due = self._clock()
         while not self._stop_event.is_set():
             self._busy_since = self._clock()
             is_good = self._scrape()
             self._busy_since = None
             self.cost_ns = time.thread_time_ns()
             pause = self._interval_ns if is_good else min(2 * pause, _MAX_PAUSE_NS)
-            due = max(due + pause, self._clock())
-            self._gate.acquire(timeout=max(due - self._clock(), 0) / 1e9)
+            now = self._clock()
+            # On the beat of the other sources: what was used just before costs less than what was
+            # not for a while.
+            self._gate.acquire(timeout=(pause - now % pause) / 1e9)
         self._fetcher.close()
         self._read_pages()
 

@@ -161,7 +161,7 @@ class Sampler:
         slow = (self._stop, self._lost.__contains__, self._lose)
         threading.Thread(target=self._slow_sampler.run, args=slow, daemon=True).start()
         threading.Thread(target=self._run_events, daemon=True).start()
-        due = flush = window = time.monotonic_ns()
+        flush = window = time.monotonic_ns()
         spent = 0
         while not self._stop.is_set():
             for device in self._handles.keys() - self._lost:
@@ -173,9 +173,10 @@ class Sampler:
             if now >= flush:
                 self._flush()
                 flush = now + _FLUSH_NS
-            due = max(due + self._interval_ns, now)
-            # The signal is blocked: waiting for it costs less than handling it.
-            if signal.sigtimedwait(_STOP_SIGNALS, (due - now) / 1e9) is not None:
+            # On the beat of the recorder, whose code is at hand then. The signal is blocked:
+            # waiting for it costs less than handling it.
+            pause = self._interval_ns - now % self._interval_ns
+            if signal.sigtimedwait(_STOP_SIGNALS, pause / 1e9) is not None:
                 self._stop.set()
         self._flush()
 

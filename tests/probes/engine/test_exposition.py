@@ -168,6 +168,32 @@ def test_no_text_breaks_it(text: str) -> None:
     parse_exposition(text)
 
 
+_LINES = st.sampled_from(
+    (
+        "# HELP a one|# HELP b two|# TYPE a counter||#|a 1|a 2|a  2|a 1 99|b NaN|b +Inf|b 3|b 3x|b|"
+        'a{x="1"} 1|a{x="1"} 2.5|a{x="2"} 1|a{x="# HELP b"} 7|a 2 # {} 1| a 5|# HELP|c\t4'
+    ).split("|")
+)
+_PAGES = st.lists(st.lists(_LINES, max_size=12), min_size=2, max_size=4)
+
+
+@given(_PAGES, st.integers(0, 11), _LINES)
+def test_a_page_after_others_is_read_as_if_it_were_the_first(
+    pages: list[list[str]], place: int, line: str
+) -> None:
+    """Also one that differs from the page before in a single line."""
+    parser = ExpositionParser()
+    for page in pages:
+        for lines in (page, [*page[:place], line, *page[place + 1 :]]):
+            text = "\n".join(lines) + "\n"
+            got, alone = parser.parse(text), parse_exposition(text)
+            assert [(s.name, s.labels) for s in got.series] == [
+                (s.name, s.labels) for s in alone.series
+            ]
+            assert all(map(_same, got.values.tolist(), alone.values.tolist()))
+            assert got.n_bad_lines == alone.n_bad_lines
+
+
 def test_a_page_of_too_many_lines_is_not_read() -> None:
     parser = ExpositionParser()
     good = parser.parse("a 1\n")
