@@ -146,10 +146,23 @@ def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:
         elif isinstance(values, (pa.Array, pa.ChunkedArray)):
             arrays.append(values if values.type == type_ else values.cast(type_))
         else:
-            arrays.append(pa.array(values, type=type_))
+            arrays.append(_array(values, type_))
     if coded:
         schema = _coded_schema(schema, tuple(coded.items()))
     return Batch(table, pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+def _array(values: Any, type_: pa.DataType) -> pa.Array:
+    """An array of a column's values; what is no text in a name of a file is written as its code."""
+    import pyarrow as pa
+
+    try:
+        return pa.array(values, type=type_)
+    except UnicodeEncodeError:
+        told = [
+            None if text is None else text.encode("utf-8", "backslashreplace") for text in values
+        ]
+        return pa.array([None if text is None else text.decode() for text in told], type=type_)
 
 
 #: Schemas with coded columns, by the declared schema and what is coded; that of a table is made

@@ -27,6 +27,8 @@ _MULTIUSER = {"-multiuser-server", "--multiuser-server"}
 _DAEMON_FLAGS = {"-d", "-f"}
 #: Flag of a listening socket in ``/proc/PID/net/unix``.
 _LISTENING = 0x00010000
+#: Longest environment that is read: what the kernel takes with the default stack, and more.
+_MAX_ENVIRONMENT = 16 << 20
 _SYS_OPENAT2 = 437
 _RESOLVE_IN_ROOT = 0x10
 _RESCAN = 12
@@ -129,8 +131,8 @@ def pipe_directory(pid: int, root: Path = proc.PROC) -> tuple[bool | None, str]:
 
     The value is for look-ups only and is never to be stored. None: its environment is unreadable.
     """
-    data = proc.read_bytes(f"{root}/{pid}/environ")
-    if data is None:
+    data = proc.read_bytes(f"{root}/{pid}/environ", _MAX_ENVIRONMENT)
+    if data is None or len(data) >= _MAX_ENVIRONMENT:
         return None, DEFAULT_DIRECTORY
     key = f"{PIPE_VARIABLE}=".encode()
     for word in data.split(b"\0"):

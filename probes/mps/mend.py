@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
+from shlex import quote
 
 from probes.mps.daemon import DEFAULT_DIRECTORY, PIPE_VARIABLE, Daemon
 
@@ -49,7 +52,7 @@ def start_again(daemon: Daemon, is_host_ipc: bool) -> Mend:
     ipc = "host" if is_host_ipc else f"container:{(daemon.container or '')[:12]}"
     user = f"sudo -u '#{uid}' " if uid is not None else ""
     return Mend(
-        host=f"start the process again with {user}env {PIPE_VARIABLE}={directory} COMMAND",
+        host=f"start the process again with {user}env {PIPE_VARIABLE}={quote(directory)} COMMAND",
         docker=f"docker run {_docker_options(directory, ipc, uid)} IMAGE",
         kubernetes="start the pod with\n" + _pod(directory, uid),
     )
@@ -59,8 +62,8 @@ def _docker_options(directory: str, ipc: str, uid: int | None) -> str:
     options = [
         "--gpus all",
         f"--ipc={ipc}",
-        f"-v {directory}:{directory}",
-        f"-e {PIPE_VARIABLE}={directory}",
+        f"-v {quote(f'{directory}:{directory}')}",
+        f"-e {PIPE_VARIABLE}={quote(directory)}",
     ]
     if uid is not None:
         options.append(f"--user {uid}")
@@ -77,11 +80,16 @@ def _pod(directory: str, uid: int | None) -> str:
     if uid is not None:
         lines.append(f"  securityContext: {{runAsUser: {uid}, fsGroup: {uid}}}")
     lines += ["  containers:", "  - env:"]
-    lines += [f"    - {{name: {name}, value: {value}}}" for name, value in variables.items()]
-    lines += ["    volumeMounts:", f"    - {{name: mps, mountPath: {directory}}}"]
+    lines += [f"    - {{name: {name}, value: {_yaml(value)}}}" for name, value in variables.items()]
+    lines += ["    volumeMounts:", f"    - {{name: mps, mountPath: {_yaml(directory)}}}"]
     if uid:
         lines.append("    - {name: cache, mountPath: /cache}")
-    lines += ["  volumes:", f"  - {{name: mps, hostPath: {{path: {directory}}}}}"]
+    lines += ["  volumes:", f"  - {{name: mps, hostPath: {{path: {_yaml(directory)}}}}}"]
     if uid:
         lines.append("  - {name: cache, emptyDir: {}}")
     return "\n".join(lines)
+
+
+def _yaml(text: str) -> str:
+    """A text inside of a YAML mapping, in quotes where it needs them."""
+    return text if re.fullmatch(r"[\w/][\w/.-]*", text) else json.dumps(text)

@@ -62,6 +62,8 @@ class MpsProbe:
         self._due_ns = 0
         self._cost_ns = 0
         self._n_rows = 0
+        #: The last failure of an audit.
+        self._fault = ""
 
     def start(self) -> None:
         """Begin auditing."""
@@ -88,7 +90,7 @@ class MpsProbe:
 
     def report(self) -> SourceReport:
         """Return what was audited, at what CPU time."""
-        note = ""
+        note = self._fault
         since = self._busy_since
         if since is not None and self._clock() - since > _STALE_NS:
             note = "a file system of a process on a GPU does not answer, so MPS is not audited"
@@ -103,7 +105,10 @@ class MpsProbe:
             if lists and (key != self._seen or now_ns >= self._due_ns):
                 self._seen, self._due_ns = key, now_ns + self._interval_ns
                 self._busy_since = now_ns
-                self._audit(lists)
+                try:
+                    self._audit(lists)
+                except Exception as error:  # noqa: BLE001 - what is odd now may be gone next time
+                    self._fault = f"MPS could not be audited: {type(error).__name__}: {error}"[:200]
                 self._busy_since = None
                 self._cost_ns = time.thread_time_ns()
             self._stop_event.wait(_LOOK_NS / 1e9)

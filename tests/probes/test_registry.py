@@ -4,8 +4,10 @@ import os
 
 import pytest
 
+from analysis.schema import EVENT
 from probes.clocks import ClockAnchors
 from probes.gpu.dcgm import DcgmProbe
+from probes.probe import make_batch
 from probes.registry import PROBES, ProbeOptions, build_probes
 from probes.targets import TargetTree
 
@@ -43,3 +45,15 @@ def test_only_the_probes_of_the_wanted_tables_are_built_and_what_they_run_beside
     offcpu = [probe.name for probe in build_probes(options(), {"offcpu"})]
     assert offcpu == ["cuda", "interpreter", "offcpu"]
     assert [probe.name for probe in build_probes(options(), {"event"})] == []
+
+
+def test_what_is_no_text_in_a_name_is_stored_as_its_code() -> None:
+    """Paths of files may hold any bytes; one of them must not end a source."""
+    columns = {
+        "time_ns": [1, 2, 3],
+        "kind": ["other"] * 3,
+        "name": ["a"] * 3,
+        "detail": ["/a\udcff", "", None],
+    }
+    batch = make_batch(EVENT, columns)
+    assert batch.rows["detail"].to_pylist() == ["/a\\udcff", "", None]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from analysis.schema import MPS_CLIENT
 from probes.gpu.contexts import DeviceContexts
 from probes.mps.audit import REASONS, audit
-from probes.mps.daemon import DEFAULT_DIRECTORY, DaemonFinder
+from probes.mps.daemon import (
+    DEFAULT_DIRECTORY,
+    PIPE_VARIABLE,
+    DaemonFinder,
+    pipe_directory,
+)
+from probes.mps.probe import client_row
+from probes.probe import make_batch
 from tests.probes.mps.stand_in import StandIn, daemon, judge, pipe_folder, process
 
 pytestmark = pytest.mark.root
@@ -197,3 +207,32 @@ def test_pids_that_nobody_has_are_left_out():
 
 def test_every_reason_has_a_meaning():
     assert all(len(text) > 20 for text in REASONS.values())
+
+
+def test_a_folder_with_an_odd_name_is_told_so_that_it_can_be_typed_and_stored():
+    with pipe_folder() as top:
+        folder = Path(os.fsdecode(os.fsencode(top) + b"/a \xff"))
+        folder.mkdir(mode=0o755)
+        with daemon(folder) as mps, process() as pid:
+            client = judge(pid, mps.found())
+    assert client.reason == "environment"
+    assert client.mends is not None
+    assert f"{PIPE_VARIABLE}='{folder}' COMMAND" in client.mends.host
+    assert f"-v '{folder}:{folder}'" in client.mends.docker
+    assert 'mountPath: "/' in client.mends.kubernetes
+    row = client_row(client, True)
+    batch = make_batch(MPS_CLIENT, {name: [row.get(name)] for name in MPS_CLIENT.column_names})
+    assert "/a \\udcff" in batch.rows["detail"][0].as_py()
+
+
+def test_the_variable_is_found_in_an_environment_of_megabytes():
+    environment = {f"SERVICE_{i}": "x" * 1000 for i in range(1500)}
+    environment[PIPE_VARIABLE] = "/elsewhere"
+    child = subprocess.Popen(["sleep", "30"], env=environment)
+    try:
+        while not Path(f"/proc/{child.pid}/environ").read_bytes():
+            time.sleep(0.01)
+        assert pipe_directory(child.pid) == (True, "/elsewhere")
+    finally:
+        child.kill()
+        child.wait()

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from analysis.schema import MPS_CLIENT
 from probes.gpu.contexts import ContextBoard, DeviceContexts
+from probes.mps import probe as mps_probe
 from probes.mps.control import known_clients
 from probes.mps.look import look
 from probes.mps.probe import MpsProbe
@@ -77,6 +78,25 @@ def test_it_stores_again_after_the_interval():
         board.put(now_on(pid))
         assert len(rows_of(probe, 2)) == 2
         list(probe.stop())
+
+
+def test_an_audit_that_fails_is_told_and_made_again(monkeypatch: pytest.MonkeyPatch):
+    board = ContextBoard()
+    whole = mps_probe.audit
+
+    def fails(*_: Any) -> None:
+        monkeypatch.setattr(mps_probe, "audit", whole)
+        raise ValueError("odd")
+
+    monkeypatch.setattr(mps_probe, "audit", fails)
+    monkeypatch.setattr(mps_probe, "_LOOK_NS", 20_000_000)
+    with process() as pid:
+        probe = MpsProbe(board, Targets(set()), interval_ns=1_000_000)
+        probe.start()
+        board.put(now_on(pid))
+        assert len(rows_of(probe, 1)) == 1
+        list(probe.stop())
+    assert probe.report().note == "MPS could not be audited: ValueError: odd"
 
 
 def test_old_lists_are_not_used():
