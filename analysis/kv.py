@@ -65,6 +65,7 @@ class KvLayout:
         type: Type of the elements as the configuration names it.
         max_tokens: Longest sequence the model was made for; None where it does not say.
         notes: What was assumed or left out, one sentence each.
+        n_heads: Heads a layer, which the cards share evenly; None where it does not say.
     """
 
     n_full_layers: int
@@ -76,6 +77,7 @@ class KvLayout:
     type: str
     max_tokens: int | None
     notes: tuple[str, ...] = ()
+    n_heads: int | None = None
 
     def layer_bytes(self, tensor_parallel: int = 1, kv_type: str | None = None) -> Fraction:
         """Return the bytes that one token takes in one layer on each card.
@@ -85,6 +87,11 @@ class KvLayout:
         """
         if tensor_parallel < 1:
             raise KvError(f"{tensor_parallel} cards cannot be; give --tensor-parallel 1 or more")
+        if self.n_heads is not None and self.n_heads % tensor_parallel:
+            raise KvError(
+                f"{self.n_heads} heads cannot be shared evenly among {tensor_parallel} cards; "
+                "give --tensor-parallel a number that divides them"
+            )
         heads = 1 if self.is_mla else -(-self.n_kv_heads // tensor_parallel)
         return Fraction(heads * self.head_elements * type_bits(kv_type or self.type), 8)
 
@@ -147,6 +154,7 @@ def read_layout(config: object) -> KvLayout:
         type=_type(text, config, notes),
         max_tokens=_whole(text, _LENGTH, _MOST_TOKENS),
         notes=tuple(notes),
+        n_heads=_whole(text, _HEADS, _MOST_WIDTH),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from probes.engine.exposition import Exposition, ExpositionParser
-from probes.engine.fetch import Fetcher, FetchError
+from probes.engine.fetch import Fetcher, FetchError, public_url
 from probes.engine.reading import PageReader
 from probes.probe import ProbeError
 
@@ -44,14 +44,16 @@ def read_settings(url: str, deadline_ns: int = _DEADLINE_NS) -> EngineSettings:
         page = Fetcher(url, deadline_ns).get()
     except FetchError as error:
         raise ProbeError(
-            f"the metrics at {url} cannot be read: {error}; give --engine http://HOST:PORT/metrics"
+            f"the metrics at {public_url(url)} cannot be read: {error}; "
+            "give --engine http://HOST:PORT/metrics"
         ) from None
     parsed = ExpositionParser().parse(page.text)
     reader = PageReader(url)
     batch = reader.read(parsed, page.start_ns, page.duration_ns)
     if batch is None:
         raise ProbeError(
-            f"{url} has no metrics of a known engine; give --engine http://HOST:PORT/metrics"
+            f"{public_url(url)} has no metrics of a known engine; "
+            "give --engine http://HOST:PORT/metrics"
         )
     rows = batch.rows.select(["metric", "value"]).to_pylist()
     pools = [

@@ -224,3 +224,19 @@ def test_a_longer_sequence_never_takes_less(full: int, window: int, size: int, l
     layout = KvLayout(full, window, size if window else None, 8, 256, False, "bfloat16", None)
     assert layout.sequence_bytes(length) <= layout.sequence_bytes(length + 1)
     assert layout.sequence_bytes(length) <= length * layout.token_bytes()
+
+
+def test_cards_that_cannot_share_the_heads_evenly_are_refused() -> None:
+    layout = read_layout(
+        {
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "torch_dtype": "bfloat16",
+        }
+    )
+    assert [layout.token_bytes(n) for n in (1, 8, 16)] == [327_680, 40_960, 40_960]
+    for n_cards in (7, 128, 10**20):
+        with pytest.raises(KvError, match="64 heads cannot be shared evenly"):
+            layout.token_bytes(n_cards)
