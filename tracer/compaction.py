@@ -2,8 +2,9 @@
 
 A segment of at least :data:`SEALED_ROWS` rows is final. Neighbouring smaller ones are merged when
 together they reach that size, or when :data:`FAN_IN` of the same rank (how often their rows were
-merged already) lie side by side: every row is then rewritten a few times at most, and a table
-that gets one row a second has dozens of files after days, not thousands.
+merged already) lie side by side, unless twice as many would reach it: every row is then rewritten a
+few times at most, and a table that gets one row a second has dozens of files after days, not
+thousands.
 """
 
 from __future__ import annotations
@@ -89,19 +90,25 @@ def plan_merge(segments: Sequence[SizedSegment]) -> Sequence[SizedSegment]:
             end += 1
             if rows >= SEALED_ROWS:
                 return segments[start:end]
-        group = _same_rank(segments[start:end])
+        group = _same_rank(segments[start:end], is_growing=end == len(segments))
         if group:
             return group
         start = end
     return ()
 
 
-def _same_rank(run: Sequence[SizedSegment]) -> Sequence[SizedSegment]:
-    """The first FAN_IN neighbours of one rank in a run, or nothing."""
+def _same_rank(run: Sequence[SizedSegment], is_growing: bool) -> Sequence[SizedSegment]:
+    """The first FAN_IN neighbours of one rank in a run, or nothing: in one that grows, those that
+    are half of a final segment wait for the rest.
+    """
     start = 0
     for index in range(1, len(run) + 1):
         if index - start == FAN_IN:
-            return run[start:index]
+            group = run[start:index]
+            if not is_growing or 2 * sum(item.n_rows for item in group) < SEALED_ROWS:
+                return group
+            start = index
+            continue
         if index < len(run) and run[index].rank != run[start].rank:
             start = index
     return ()

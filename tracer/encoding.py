@@ -15,13 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.schema import FORMAT_VERSION, Table
+from analysis.schema import FORMAT_VERSION, TABLES, THREAD_SECOND, Table
 
 #: Ids that grow with time: delta encoding, no dictionary.
 GROWING_IDS = frozenset({"call_id", "parent_call_id", "correlation_id"})
 #: Fewer rows of samples than this are encoded quickly: zstd and dictionaries then cost as much
 #: again, and save nothing.
 FEW_SAMPLES = 16_384
+#: Tables of samples: those that are observed at one time, and what threads did since the last.
+_SAMPLES = frozenset(
+    {table.name for table in TABLES if table.order == "time_ns"} | {THREAD_SECOND.name}
+)
 #: Longest row group, in rows.
 ROW_GROUP_ROWS = 1_048_576
 
@@ -87,7 +91,7 @@ def encode_segment(
     """
     sink = pa.BufferOutputStream()
     rows = joined_rows(table, batches)
-    is_quick = table.order == "time_ns" and rows.num_rows < FEW_SAMPLES
+    is_quick = table.name in _SAMPLES and rows.num_rows < FEW_SAMPLES
     write_rows(sink, table, rows, facts, is_quick)
     return memoryview(sink.getvalue())
 

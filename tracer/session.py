@@ -40,7 +40,7 @@ SEGMENT_NS = 2_000_000_000
 SEGMENT_ROWS = 131_072
 #: A table of fewer rows waits this many times as long: a segment costs the same for one row as for
 #: a thousand. With what a probe keeps back, no row is on its way for more than five seconds.
-FEW_ROWS = 2_048
+FEW_ROWS = 16_384
 FEW_ROWS_FACTOR = 1.5
 #: Rows that wait for the disk beyond this are dropped: memory stays bounded.
 MAX_PENDING_BYTES = 96 << 20

@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 #: End of a body in chunks: a chunk of no bytes, perhaps with trailers.
@@ -119,6 +120,8 @@ class Fetcher:
         self._deadline_ns = deadline_ns
         self._clock = clock
         self._socket: socket.socket | None = None
+        #: The head of the answer before, as sent and as read: most are the same.
+        self._head_before: tuple[bytes, _Head] | None = None
 
     def get(self) -> Page:
         """Return the page.
@@ -199,7 +202,7 @@ class Fetcher:
         self._socket = connection
         is_kept = False
         try:
-            connection.settimeout(self._left(end))
+            self._limit(connection, end)
             connection.sendall(request or self._request)
             head, rest = self._head(connection, end)
             content_type, body, is_kept = self._answer(head, rest, connection, end)
@@ -239,34 +242,17 @@ class Fetcher:
             data += part
 
     def _answer(
-        self, head: bytes, rest: bytes, connection: socket.socket, end: int
+        self, head_text: bytes, rest: bytes, connection: socket.socket, end: int
     ) -> tuple[str, bytes, bool]:
         """Type and body of an answer, and whether the connection can be used again."""
-        lines = head.decode("latin-1").split("\r\n")
-        status = _STATUS.match(lines[0])
-        if status is None:
-            raise FetchError("the answer is not HTTP")
-        headers: dict[str, str] = {}
-        for line in lines[1:]:
-            name, _, value = line.partition(":")
-            headers[name.lower()] = value.strip()
-        reason = f"it answered {status[1]} {status[2] or ''}"[:120].rstrip()
-        if status[1] in _MOVED and headers.get("location"):
-            raise _MovedError(reason, headers["location"])
-        if status[1] != "200":
-            raise FetchError(reason, True)
-        announced = None
-        if headers.get("content-length", "").isdecimal():
-            announced = int(headers["content-length"])
-            if announced > MAX_PAGE_BYTES:
-                limit = f"{MAX_PAGE_BYTES >> 20} MB"
-                raise FetchError(f"the page has {announced} bytes, over {limit}", True)
-        is_chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+        if self._head_before is None or self._head_before[0] != head_text:
+            self._head_before = (head_text, _read_head(head_text))
+        head = self._head_before[1]
         parts = [rest]
         size = len(rest)
-        is_closing = not lines[0].startswith("HTTP/1.1") or "close" in headers.get("connection", "")
+        is_closing = head.is_closing
         tail = rest[-_TAIL_BYTES:]
-        while not _is_whole(tail, size, announced, is_chunked):
+        while not _is_whole(tail, size, head.length, head.is_chunked):
             part = self._receive(connection, end)
             if not part:
                 is_closing = True
@@ -277,17 +263,28 @@ class Fetcher:
             if size > MAX_PAGE_BYTES:
                 raise FetchError(f"the page is longer than {MAX_PAGE_BYTES >> 20} MB", True)
         body = b"".join(parts)
-        if is_chunked:
+        if head.is_chunked:
             body = _unchunk(body)
-        elif announced is not None and size < announced:
-            raise FetchError(f"the page broke off after {size} of {announced} bytes", True)
-        is_kept = not is_closing and (is_chunked or size == announced)
-        body = _decoded(body, headers.get("content-encoding", "").lower())
-        return headers.get("content-type", ""), body, is_kept
+        elif head.length is not None and size < head.length:
+            raise FetchError(f"the page broke off after {size} of {head.length} bytes", True)
+        is_kept = not is_closing and (head.is_chunked or size == head.length)
+        return head.content_type, _decoded(body, head.coding), is_kept
 
     def _receive(self, connection: socket.socket, end: int) -> bytes:
-        connection.settimeout(self._left(end))
+        self._limit(connection, end)
         return connection.recv(_CHUNK_BYTES)
+
+    def _limit(self, connection: socket.socket, end: int) -> None:
+        """Let what a connection does next last until ``end`` at most, give or take a twentieth of
+        the deadline: each change is a call into the kernel.
+
+        Raises:
+            FetchError: no time is left.
+        """
+        left = self._left(end)
+        over = (connection.gettimeout() or 0.0) - left
+        if not -0.001 <= over <= self._deadline_ns / 20e9:
+            connection.settimeout(left)
 
     def _left(self, end: int) -> float:
         """Seconds left until ``end``.
@@ -341,6 +338,53 @@ def _decoded(body: bytes, encoding: str) -> bytes:
     if not unpacking.eof:
         raise FetchError("the page broke off in the middle", True)
     return text
+
+
+class _Head(NamedTuple):
+    """What the head of an answer tells: of the body, its length (None: not told), how it comes
+    and is packed, and whether the connection ends with it.
+    """
+
+    content_type: str
+    length: int | None
+    is_chunked: bool
+    is_closing: bool
+    coding: str
+
+
+def _read_head(data: bytes) -> _Head:
+    """Status line and headers of an answer that brings a page.
+
+    Raises:
+        FetchError: it brings none.
+    """
+    lines = data.decode("latin-1").split("\r\n")
+    status = _STATUS.match(lines[0])
+    if status is None:
+        raise FetchError("the answer is not HTTP")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    reason = f"it answered {status[1]} {status[2] or ''}"[:120].rstrip()
+    if status[1] in _MOVED and headers.get("location"):
+        raise _MovedError(reason, headers["location"])
+    if status[1] != "200":
+        raise FetchError(reason, True)
+    length = None
+    if headers.get("content-length", "").isdecimal():
+        length = int(headers["content-length"])
+        if length > MAX_PAGE_BYTES:
+            limit = f"{MAX_PAGE_BYTES >> 20} MB"
+            raise FetchError(f"the page has {length} bytes, over {limit}", True)
+    is_closing = not lines[0].startswith("HTTP/1.1") or "close" in headers.get("connection", "")
+    return _Head(
+        headers.get("content-type", ""),
+        length,
+        "chunked" in headers.get("transfer-encoding", "").lower(),
+        is_closing,
+        headers.get("content-encoding", "").lower(),
+    )
 
 
 def _is_whole(tail: bytes, size: int, announced: int | None, is_chunked: bool) -> bool:
