@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis import intervals, quantiles
 from analysis.causes import engine_steps
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
 from analysis.severity import assess
+
+Ints = npt.NDArray[np.int64]
 
 HOGGING = engine_steps.HOGGING
 
@@ -18,6 +21,8 @@ LONG_STEP = 3.0
 LEAST_DEMAND = 0.5
 #: Steps that a reference level needs.
 N_STEPS = 10
+#: Percentile of the steps of decodes that counts as the quickest.
+QUICKEST = 0.25
 
 
 def where(facts: Facts) -> Where:
@@ -28,6 +33,26 @@ def where(facts: Facts) -> Where:
     return Where(
         pid, facts.launchers[pid].tid, facts.device_of[pid], process=facts.process_name(pid)
     )
+
+
+def decodes_slower(facts: Facts, spans: Ints) -> tuple[float, int] | None:
+    """Return how many times as long the quickest steps of decodes took within some intervals as
+    outside of them, and how many were within: a device that is slower makes all of them longer,
+    prompts only those that wait behind one. None where too few were recorded on either side.
+    """
+    if facts.calls is None or not facts.processes:
+        return None
+    steps = facts.steps(facts.processes[0])
+    is_graph = (steps.n_graphs > 0) & (steps.n_launches <= 10 * steps.n_graphs)
+    length = np.maximum(steps.work_end - steps.first_launch, 0)
+    is_inside = intervals.assign(steps.first_launch, spans) >= 0
+    inside, outside = length[is_graph & is_inside], length[is_graph & ~is_inside]
+    if min(len(inside), len(outside)) < N_STEPS:
+        return None
+    quick, usual = (quantiles.quantile(part, QUICKEST) for part in (inside, outside))
+    assert quick is not None
+    assert usual is not None
+    return quick.value / max(usual.value, 1.0), len(inside)
 
 
 def by_steps(facts: Facts) -> Finding | None:

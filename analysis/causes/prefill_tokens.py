@@ -17,6 +17,7 @@ from analysis.causes.prompt_proof import (
     by_stop,
     leave_open,
     missing_tokens,
+    slower_decodes,
 )
 from analysis.causes.token_rates import N_WINDOWS, Flags, Floats, Tokens, after, before
 from analysis.engine import EngineSeries
@@ -212,10 +213,15 @@ def _against(
         finding.settled_by = "the analysis of kv.preemption"
         return finding, False
     missing, lost_part = missing_tokens(tokens, is_batch, reference, usual_speed)
+    slower = slower_decodes(facts, finding, spans, float(missing[is_held].mean()))
     proof = (
-        by_steps_told(steps)
-        or by_stop(tokens, missing, is_held, usual_speed)
-        or by_dose(tokens, lost_part, is_held)
+        None
+        if slower
+        else (
+            by_steps_told(steps, finding.lost_share)
+            or by_stop(tokens, missing, is_held, usual_speed)
+            or by_dose(tokens, lost_part, is_held)
+        )
     )
     if proof is None:
         held = float(tokens.generated[is_held].mean())
@@ -224,8 +230,9 @@ def _against(
             finding,
             f"generation fell from {reference:.0f} to {held:.0f} tokens/s beside "
             f"{float(soon[is_held].mean()):.0f} tokens/s of prompts",
+            slower,
         )
-        return finding, True
+        return finding, not slower
     finding.evidence.append(proof.evidence)
     finding.status = Status.FOUND
     finding.confidence = (0.93 if rise is not None else 0.8) * facts.trust("engine")

@@ -95,7 +95,7 @@ def by_waits(
         f"{100 * share:.0f} % of the time with demand, beside {prompts:.0f} tokens of prompts.",
     )
     lost = np.where(is_batch, np.minimum(waited / seconds, 1.0), np.nan)
-    proof = by_steps_told(steps) or by_dose(tokens, lost, is_held)
+    proof = by_steps_told(steps, share) or by_dose(tokens, lost, is_held)
     if proof is not None:
         finding.evidence.append(proof.evidence)
     elif more is None and not facts.processes:

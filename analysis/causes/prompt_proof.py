@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.causes.prefill_steps import decodes_slower
 from analysis.causes.prompt_dose import dose_of
-from analysis.causes.token_rates import Flags, Floats, Tokens, after, before
+from analysis.causes.token_rates import Flags, Floats, Ints, Tokens, after, before
 from analysis.facts import Facts
 from analysis.finding import Evidence, Finding, Status
 
@@ -38,12 +39,39 @@ class Proof:
     evidence: Evidence
 
 
-def by_steps_told(steps: Finding | None) -> Proof | None:
-    """Return the proof that launches or batches of steps give, None where they give none."""
+def by_steps_told(steps: Finding | None, lost_share: float) -> Proof | None:
+    """Return the proof that launches or batches of steps give, None where they tell of none, or of
+    less than accounts for the share of the demand that was lost, in [0, 1].
+    """
     if steps is None or steps.status is not Status.FOUND:
+        return None
+    if steps.lost_share < EXPLAINED * lost_share:
         return None
     share = Evidence("steps_of_prompts", round(100 * steps.lost_share, 1), "%", None, "cuda_call")
     return Proof("the steps of prompts are long among short steps of decodes", share)
+
+
+def slower_decodes(facts: Facts, finding: Finding, spans: Ints, held: float) -> str:
+    """Return that steps of decodes alone became longer by enough to account for what is missing in
+    some intervals, and note it; empty where they did not, or were not recorded.
+
+    Args:
+        facts: Of the session.
+        finding: The one to note it in.
+        spans: Disjoint intervals in ns in which tokens were held up.
+        held: Share of the usual tokens that is missing in them, in [0, 1].
+    """
+    told = decodes_slower(facts, spans)
+    if told is None:
+        return ""
+    slower, n = told
+    finding.evidence.append(Evidence("quickest_decodes", round(slower, 2), "ratio", n, "cuda_call"))
+    if 1 - 1 / max(slower, 1.0) < EXPLAINED * held:
+        return ""
+    return (
+        f"the quickest steps of decodes alone took {slower:.1f} times as long meanwhile: the "
+        "device became slower (a lowered clock, another process on it, longer contexts)"
+    )
 
 
 def by_stop(tokens: Tokens, missing: Floats, is_held: Flags, usual_speed: float) -> Proof | None:
@@ -103,13 +131,21 @@ def missing_tokens(
     return missing, np.where(is_batch, missing, np.nan)
 
 
-def leave_open(facts: Facts, finding: Finding, text: str) -> None:
-    """Turn a finding without its proof into an undecided one that says what would settle it."""
-    finding.status, finding.confidence = Status.UNDECIDED, 0.45
+def leave_open(facts: Facts, finding: Finding, text: str, otherwise: str = "") -> None:
+    """Turn a finding without its proof into an undecided one that says what would settle it.
+
+    Args:
+        facts: Of the session.
+        finding: The one to change.
+        text: What was seen, a clause.
+        otherwise: What tells against it, a clause; empty where only the proof is missing.
+    """
+    finding.status, finding.confidence = Status.UNDECIDED, 0.3 if otherwise else 0.45
     finding.summary = ""
-    finding.undecided_because = (
-        f"{text}, but from second to second they do not follow the prompts: a device that became "
-        "slower then (a lowered clock, another process on it, longer contexts) looks the same"
+    finding.undecided_because = f"{text}, but " + (
+        otherwise
+        or "from second to second they do not follow the prompts: a device that became slower then "
+        "(a lowered clock, another process on it, longer contexts) looks the same"
     )
     gpu = facts.gpu
     wanted = []
