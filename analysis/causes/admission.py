@@ -24,6 +24,10 @@ BELOW_LIMIT = 0.9
 STEADY = 0.8
 #: The cache is nearly empty below this share, so that what it holds is not what keeps others out.
 KV_EMPTY = 0.15
+#: Windows before the queue that a level to compare with needs; tokens that take so many times as
+#: long as then, or so many times the prompts, are a device that is full or slower.
+N_BEFORE = 3
+MORE = 1.25
 #: Share of the held windows in which not one token may come for nothing to be served at all.
 NO_TOKENS = 0.9
 
@@ -144,8 +148,25 @@ def _head(facts: Facts, load: Load, held: Flags, finding: Finding, *, is_dead: b
         )
         finding.lost_ns, finding.lost_share = 0, 0.0
         return finding
+    before = _before(load)
+    other = _device_instead(load, held, before, finding)
+    if other:
+        finding.status, finding.confidence = Status.UNDECIDED, 0.45
+        finding.undecided_because = (
+            f"{waiting:.0f} requests waited beside {running:.0f} running of up to {most:.0f}"
+            f"{full}, but {other}: a device full of prompts, or slower than before, keeps them "
+            "waiting as well"
+        )
+        finding.settled_by = (
+            "the clocks of the GPU and its processes (NVML), and the launches (cuda_call: tracer "
+            "record --pid PID as root)"
+        )
+        return finding
     finding.status = Status.FOUND
     finding.confidence = (0.85 if load.kv_usage is not None else 0.7) * facts.trust("engine")
+    if before.sum() < N_BEFORE:
+        # Whether the device is slower than it was, or full of prompts, has nothing to show by.
+        finding.confidence = min(finding.confidence, 0.65)
     finding.summary = (
         f"{waiting:.0f} requests waited beside room for them: {running:.0f} were running of up to "
         f"{most:.0f}{full}; admission holds them back, not capacity."
@@ -155,6 +176,38 @@ def _head(facts: Facts, load: Load, held: Flags, finding: Finding, *, is_dead: b
         Exclusion("kv.preemption", "no request was preempted in that time"),
     ]
     return finding
+
+
+def _before(load: Load) -> Flags:
+    """Windows with running requests before the first in which one waited."""
+    queued = load.waiting > 0
+    first = int(np.argmax(queued)) if queued.any() else len(queued)
+    result: Flags = (load.running > 0) & (np.arange(len(queued)) < first - 1)
+    return result
+
+
+def _device_instead(load: Load, held: Flags, before: Flags, finding: Finding) -> str:
+    """What tells that the device may be the limit, a clause: tokens take longer than before the
+    queue, or more prompts are computed; empty where neither is so.
+    """
+    if before.sum() < N_BEFORE:
+        return ""
+    usual, late = load.token_gap(before), load.token_gap(held)
+    if usual is not None and late is not None and usual[0] > 0:
+        rise = late[0] / usual[0]
+        finding.evidence.append(
+            Evidence("inter_token_rise", round(rise, 2), "ratio", late[1], "engine_sample")
+        )
+        if rise >= MORE:
+            return f"tokens took {rise:.1f} times as long as before"
+    seconds = load.length_ns / 1e9
+    rates = [
+        float(np.nansum(load.prompts[part]) / max(seconds[part].sum(), 1e-9))
+        for part in (before, held)
+    ]
+    if rates[1] > 0 and rates[1] >= MORE * rates[0]:
+        return f"{rates[1]:.0f} prompt tokens/s were computed instead of {rates[0]:.0f}"
+    return ""
 
 
 def _share(facts: Facts, load: Load, held: Flags) -> float:
@@ -239,7 +292,8 @@ CAUSES = (
         "One request at the head keeps others out.",
         "Requests wait on end with KV well below full, running below its limit and no preemption, "
         "while others are served.",
-        "A full KV cache or batch; a scheduler that does nothing at all.",
+        "A full KV cache or batch; a device that is full of prompts or became slower; a scheduler "
+        "that does nothing at all.",
         _RECORD,
         "Change the admission policy or the token budget.",
         Needs(("engine_sample",)),

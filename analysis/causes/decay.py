@@ -8,7 +8,9 @@ import numpy.typing as npt
 from analysis import engine as words
 from analysis import trend
 from analysis.causes.declaration import Cause, Needs
+from analysis.causes.engine_load import load_windows
 from analysis.causes.eviction import DECAY, suspect_eviction
+from analysis.causes.flat_clock import clock_changes, why_not_flat
 from analysis.engine import EngineSeries
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
@@ -22,8 +24,8 @@ SLOWER = 0.8
 N_REQUESTS = 5
 #: Load, prompt length and clock are alike within this from first to last third.
 ALIKE = (0.75, 1.33)
-#: A clock is flat within this.
-FLAT_CLOCK = 0.95
+#: Tokens that take so many times as long show that the whole device is slower.
+SLOWER_TOKENS = 1.25
 
 
 def find_decay(facts: Facts) -> Finding:
@@ -107,15 +109,21 @@ def _decide(
     n_preempted = 0.0 if preempted is None else float(preempted.increase().sum())
     if n_preempted >= 3:
         reasons.append(f"{n_preempted:.0f} requests were preempted and computed again")
-    for device in facts.gpu.devices if facts.gpu is not None else ():
-        clock = facts.gpu.quantity(device, "sm_clock_mhz") if facts.gpu is not None else None
-        ratio = None if clock is None else trend.ratio(trend.level(clock.end, clock.value, edges))
-        if ratio is not None:
-            finding.evidence.append(
-                Evidence(f"clock_change of device {device}", round(ratio, 2), "ratio")
-            )
-            if ratio < FLAT_CLOCK:
-                reasons.append(f"the clock of device {device} fell to {ratio:.2f} times")
+    slower = _token_rise(engine, edges)
+    if slower is None:
+        reasons.append(
+            "how long tokens took, which another process on the device changes too, is not exposed"
+        )
+    else:
+        finding.evidence.append(Evidence("inter_token_rise", round(slower, 2), "ratio"))
+        if slower >= SLOWER_TOKENS:
+            reasons.append(f"tokens took {slower:.2f} times as long too, as on a slower device")
+    changes = clock_changes(facts, edges)
+    finding.evidence += [
+        Evidence(f"clock_change of device {device}", round(ratio, 2), "ratio")
+        for device, ratio in changes
+    ]
+    reasons += [why] if (why := why_not_flat(changes)) else []
     text = f"prompts are computed at {change:.2f} times the speed of the begin, falling steadily"
     if reasons:
         finding.status, finding.confidence = Status.UNDECIDED, 0.5
@@ -123,13 +131,23 @@ def _decide(
         finding.settled_by = "a recording at like load, with GPU samples"
         return finding
     finding.status, finding.confidence = Status.FOUND, 0.85 * facts.trust("engine")
-    finding.summary = f"{text[0].upper()}{text[1:]}, at like load, without preemptions" + (
-        " and at a flat clock." if facts.gpu is not None else "."
+    finding.summary = (
+        f"{text[0].upper()}{text[1:]}, at like load, without preemptions and at a flat clock."
     )
     finding.excluded += [
         Exclusion("kv.preemption", f"{n_preempted:.0f} requests were preempted"),
     ]
     return finding
+
+
+def _token_rise(engine: EngineSeries, edges: Ints) -> float | None:
+    """How many times as long a token took in the last third as in the first, None where unknown."""
+    load = load_windows(engine, trend.N_KNOWN)
+    if load is None or not np.isfinite(load.generated).any():
+        return None
+    at = np.searchsorted(edges, load.edges[:-1], side="right") - 1
+    gaps = [load.token_gap(at == index) for index in range(len(edges) - 1)]
+    return trend.ratio(np.array([np.nan if gap is None else gap[0] for gap in gaps]))
 
 
 def _load(engine: EngineSeries, edges: Ints) -> dict[str, Floats]:
@@ -155,10 +173,10 @@ CAUSES = (
         "prompts are computed more slowly with uptime",
         "Prefill speed falls over hours and a restart cures it.",
         "Computed prompt tokens per second of prefill fall steadily with uptime at like load, with "
-        "flat preemptions and clocks. Requests that take longer since the cache evicts, at like "
-        "load, make it no more than suspected.",
-        "A full KV cache, garbage collection, throttling, longer prompts.",
-        "Record for hours with --engine URL.",
+        "flat preemptions and clocks and tokens as fast as before. Requests that take longer since "
+        "the cache evicts, at like load, make it no more than suspected.",
+        "A full KV cache, garbage collection, throttling, longer prompts, another process.",
+        "Record for hours with --engine URL, and the clocks of the GPU (NVML).",
         "Test the engine's cache eviction in place, without a restart.",
         Needs(("engine_sample",), optional=("gpu_sample",)),
         find_decay,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from analysis import engine as words
 from analysis import quantiles, trend
 from analysis.causes.declaration import Cause, Needs
+from analysis.causes.flat_clock import clock_changes, why_not_flat
 from analysis.engine import EngineSeries
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status, Where
@@ -199,6 +200,11 @@ def find_pool_growth(facts: Facts) -> Finding:
             f"{text}, but requests were preempted as well",
             "a recording without preemption",
         )
+    why = why_not_flat(clock_changes(facts, edges))
+    if why:
+        return _undecided(
+            finding, f"{text}, but {why}", "the clocks of the GPU (NVML) over the same hours"
+        )
     finding.status = Status.FOUND
     finding.confidence = 0.8 * facts.trust("process", "engine")
     finding.summary = f"{text[0].upper()}{text[1:]}, at like load."
@@ -297,11 +303,11 @@ CAUSES = (
         "latency follows a growing pool",
         "A pool grows over hours and latency with it.",
         "Resident memory rises steadily and the 95th percentile of the time to first token "
-        "follows it, at like load and without preemption.",
-        "A leak: latency does not follow it; more load.",
+        "follows it, at like load, without preemption and at flat clocks.",
+        "A leak: latency does not follow it; more load; clocks that fall over the same hours.",
         "Record for hours with --engine URL.",
         "Bound the pool.",
-        Needs(("process_sample", "engine_sample")),
+        Needs(("process_sample", "engine_sample"), optional=("gpu_sample",)),
         find_pool_growth,
     ),
 )

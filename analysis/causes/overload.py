@@ -7,7 +7,8 @@ import numpy as np
 from analysis import engine as words
 from analysis import quantiles
 from analysis.causes.declaration import Cause, Needs
-from analysis.causes.engine_load import KV_FULL, Flags, Load, load_windows
+from analysis.causes.engine_load import KV_FULL, Flags, Floats, Load, load_windows
+from analysis.causes.imbalance import has_room_elsewhere
 from analysis.engine import EngineSeries
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
@@ -36,6 +37,10 @@ LARGEST = 0.9
 #: Service counts as slower from this rise of the time between tokens on, and arrivals as more.
 SLOWER = 1.5
 MORE = 1.25
+#: Fewer tokens than this share of those before the queue are a capacity that fell.
+SERVED_AS_BEFORE = 0.9
+#: With fewer arrivals than this many times those before, no more work came.
+NO_MORE = 1.1
 #: Windows that a level before the queue needs, and that its onset is.
 N_BEFORE = 3
 N_ONSET = 5
@@ -54,6 +59,13 @@ def find_overload(facts: Facts) -> Finding:
             "for long enough; record with --engine URL",
         )
     finding = Finding(OVERLOAD, Status.NOT_FOUND, confidence=0.9)
+    if has_room_elsewhere(facts.engine):
+        finding.excluded.append(
+            Exclusion(
+                OVERLOAD, "another engine had room while requests waited at one (queue.imbalance)"
+            )
+        )
+        return finding
     is_queued = load.waiting > 0
     severity = assess(load.spans(is_queued), facts.demand)
     n = int(is_queued.sum())
@@ -134,6 +146,18 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
             Exclusion(OVERLOAD, "service time rose and arrivals did not: the queue follows from it")
         )
         return
+    less = _less_capacity(load, is_queued, finding)
+    if less:
+        finding.status, finding.confidence = Status.UNDECIDED, 0.45
+        finding.undecided_because = (
+            f"{float(load.waiting[is_queued].mean()):.0f} requests waited, but {less}: a device "
+            "that became slower then (a lowered clock, another process on it), or longer requests, "
+            "make the same queue"
+        )
+        finding.settled_by = (
+            "the clocks of the GPU and its processes (NVML), and the lengths of the requests"
+        )
+        return
     evicted = float((np.nan_to_num(load.preempted) > 0)[is_queued].mean())
     if evicted >= 0.5:
         finding.status, finding.confidence = Status.UNDECIDED, 0.35
@@ -145,6 +169,9 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
         return
     finding.status = Status.FOUND
     finding.confidence = (0.75 if slower is None else 0.88) * facts.trust("engine")
+    if _before(load, is_queued).sum() < N_BEFORE:
+        # What the engine serves at best is not known: it may be slower than it was.
+        finding.confidence = 0.65 * facts.trust("engine")
     if not facts.engine.has(words.LIMIT) and at_full_cache[is_queued].mean() < FULL_SHARE:
         # The limit is concluded from the batch's largest size.
         finding.confidence *= 0.9
@@ -158,6 +185,38 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
         Exclusion("queue.head_of_line", f"the batch or the cache was full in {100 * used:.0f} %")
     )
     # The device is used all the time: more capacity shortens the wait and returns no device time.
+
+
+def _less_capacity(load: Load, is_queued: Flags, finding: Finding) -> str:
+    """Why the capacity may have fallen instead of the work having grown, a clause: fewer tokens are
+    served than before the queue, or no more requests came; empty where neither is so.
+    """
+    before = _before(load, is_queued)
+    if before.sum() < N_BEFORE:
+        return ""
+    seconds = load.length_ns / 1e9
+
+    def rate(values: Floats, part: Flags) -> float:
+        known = part & np.isfinite(values)
+        return float(values[known].sum() / max(seconds[known].sum(), 1e-9))
+
+    usual, now = (rate(load.generated, part) for part in (before, is_queued))
+    prompts, more_prompts = (rate(load.prompts, part) for part in (before, is_queued))
+    if usual > 0:
+        finding.evidence.append(
+            Evidence("tokens_against_before", round(now / usual, 2), "ratio", int(is_queued.sum()))
+        )
+    if now < SERVED_AS_BEFORE * usual and more_prompts <= MORE * prompts:
+        return f"{now:.0f} tokens/s were served instead of the {usual:.0f} before"
+    gaps = load.token_gap(before), load.token_gap(is_queued)
+    if load.arrived is None or gaps[0] is None or gaps[1] is None or gaps[0][0] <= 0:
+        return ""
+    rise = gaps[1][0] / gaps[0][0]
+    since = np.arange(len(is_queued)) >= max(int(np.argmax(is_queued)) - 1, 0)
+    more = rate(load.arrived, since) / max(rate(load.arrived, before), 1e-9)
+    if more < NO_MORE < rise:
+        return f"{more:.2f} times as many requests came as before and tokens took {rise:.2f} times"
+    return ""
 
 
 def _suspect_growth(load: Load, is_queued: Flags, finding: Finding) -> bool:
@@ -286,7 +345,8 @@ CAUSES = (
         "Requests wait at the door.",
         "Requests wait on end while the batch is at its limit or the KV cache is full, and "
         "service time did not rise before them.",
-        "A regression: there service time rises first; head-of-line blocking: there is room.",
+        "A regression, or a device that becomes slower: there service time rises first, or fewer "
+        "tokens are served; head-of-line blocking: there is room.",
         "Record the engine's metrics: tracer record --pid PID --engine URL.",
         "Add capacity or shed load.",
         Needs(("engine_sample",)),

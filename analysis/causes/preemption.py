@@ -28,6 +28,8 @@ NEAR_NS = 20_000_000_000
 #: Rise of the time between tokens in the windows with preemptions, or fall of the tokens, that
 #: shows that they cost something.
 EFFECT = 1.15
+#: Nothing that only slows a device down makes tokens take so many times as long.
+SLOWEST = 10.0
 #: Over hours the time between tokens follows the evictions from this rank correlation on.
 FOLLOWS = 0.8
 
@@ -141,6 +143,20 @@ def _decide(
         )
         return
     is_shown = effect is not None and effect >= EFFECT
+    if effect is not None and effect < SLOWEST and repeated < MATERIAL_SHARE:
+        free = int((_like(load, is_hit) & _among(is_hit)).sum())
+        if free < N_WINDOWS:
+            finding.status, finding.confidence = Status.UNDECIDED, 0.5
+            finding.undecided_because = (
+                f"{n:.0f} requests were preempted from a full cache and tokens took {effect:.1f} "
+                f"times as long meanwhile, but in all that time {free} windows were without: a "
+                "device that became slower then (a lowered clock, another process on it, longer "
+                "contexts) looks the same, and how many tokens were computed again is not exposed"
+            )
+            finding.settled_by = (
+                "the size of the KV pool, and the clocks of the GPU and its processes (NVML)"
+            )
+            return
     finding.status = Status.FOUND
     finding.confidence = (0.92 if is_shown else 0.75) * facts.trust("engine")
     finding.spans = load.spans(is_hit)
@@ -228,13 +244,27 @@ def _recomputed(facts: Facts, load: Load, is_hit: Flags) -> Floats | None:
     return result
 
 
+def _like(load: Load, is_hit: Flags) -> Flags:
+    """Windows to compare with: a batch of about that size or larger (which makes tokens no faster),
+    and nobody preempted or just back.
+    """
+    usual_running = quantiles.median(load.running[is_hit]) or 1.0
+    near = is_hit | np.append(is_hit[1:], False)
+    result: Flags = ~near & (load.running >= usual_running / 2)
+    return result
+
+
+def _among(is_hit: Flags) -> Flags:
+    """Windows between the first and the last with a preemption."""
+    rows = np.flatnonzero(is_hit)
+    result: Flags = np.zeros(len(is_hit), dtype=bool)
+    result[rows[0] : rows[-1] + 1] = True
+    return result
+
+
 def _effect(load: Load, is_hit: Flags, finding: Finding) -> float | None:
     """How many times longer a token took with preemptions than in like windows without."""
-    usual_running = quantiles.median(load.running[is_hit]) or 1.0
-    # Like windows: a batch of about that size or larger (which makes tokens no faster), and nobody
-    # preempted or just back.
-    near = is_hit | np.append(is_hit[1:], False)
-    is_like = ~near & (load.running >= usual_running / 2)
+    is_like = _like(load, is_hit)
     if is_like.sum() < N_WINDOWS:
         return None
     hit, like = load.token_gap(is_hit), load.token_gap(is_like)
@@ -256,7 +286,7 @@ CAUSES = (
         "Preemptions per second while the KV cache is near full, tokens computed again beyond "
         "those that arrived, and tokens that take longer meanwhile; a full cache alone is no "
         "cause.",
-        "Prefill hogging.",
+        "Prefill hogging; a device that becomes slower when the evictions begin.",
         "Record the engine's metrics: tracer record --pid PID --engine URL.",
         "Lower concurrency, raise the pool, or shorten contexts.",
         Needs(("engine_sample",)),

@@ -26,6 +26,14 @@ REPLACED = (0.7, 1.4)
 N_WINDOWS = 3
 #: Time-outs end requests at one age: most of the ends lie within so many buckets of a histogram.
 ONE_AGE = 0.5
+#: Few requests get older than a time-out lets them, and time-outs come where requests wait: in this
+#: share of the windows at least.
+OLDER = 0.1
+WAITED = 0.5
+#: Where nobody waits and so many of the requests that end have had their first token, no time-out
+#: ends them.
+SELDOM = 0.1
+BEGUN = 0.8
 #: Prompt tokens against before, and successes, when work is done again.
 MORE_PROMPTS = 1.5
 FEWER = 0.8
@@ -105,11 +113,29 @@ def _decide(
         finding.evidence.append(Evidence("arrivals_per_end", round(came / went, 2), "ratio"))
     is_replaced = came is not None and went and REPLACED[0] <= came / went <= REPLACED[1]
     is_one_age = age is not None and age[0] >= ONE_AGE
+    waited = float((load.waiting[aborted > 0] > 0).mean())
     is_again = _is_again(load, finding, aborted, done)
-    if not is_replaced or not (is_one_age or is_again):
+    first = engine.series(words.TTFT, "count")
+    begun = 0.0 if first is None or not went else float(first.increase().sum()) / went
+    if not is_again and waited <= SELDOM and begun >= BEGUN:
+        finding.excluded.append(
+            Exclusion(
+                RETRY,
+                f"hardly a request waited, and {100 * min(begun, 1.0):.0f} % had their first token "
+                "before they ended: their clients cancelled them",
+            )
+        )
+        finding.lost_ns, finding.lost_share = 0, 0.0
+        return finding
+    if not is_replaced or not (is_again or (is_one_age and waited >= WAITED)):
         finding.status, finding.confidence = Status.UNDECIDED, 0.5
         finding.undecided_because = (
             f"{text}, but whether they were sent again or only cancelled cannot be told"
+            + (
+                ": hardly a request waited meanwhile, and an editor's next key ends one as well"
+                if is_replaced and is_one_age
+                else ""
+            )
         )
         finding.settled_by = "the access log of what stands before the engine, or canary requests"
         return finding
@@ -151,7 +177,9 @@ def _is_again(load: Load, finding: Finding, aborted: Floats, done: Floats) -> bo
 
 
 def _one_age(engine: EngineSeries) -> tuple[float, int] | None:
-    """Share of the ends that lie in two neighbouring buckets of their age, and how many ended."""
+    """Share of the ends that lie in two neighbouring buckets of their age, and how many ended; 0
+    where many got older.
+    """
     edges = np.array([engine.time[0], engine.time[-1]], dtype=np.int64)
     told = engine.buckets(words.E2E, edges)
     if told is None:
@@ -159,9 +187,11 @@ def _one_age(engine: EngineSeries) -> tuple[float, int] | None:
     counts = told.counts.sum(axis=0)
     if counts.sum() < N_ABORTED:
         return None
-    neighbours = counts[1:] + counts[:-1]
-    top = float(neighbours.max()) if len(neighbours) else float(counts.max())
-    return top / float(counts.sum()), round(float(counts.sum()))
+    total = float(counts.sum())
+    neighbours = np.append(counts[:-1] + counts[1:], counts[-1])
+    at = int(np.argmax(neighbours))
+    is_oldest = counts[at + 2 :].sum() <= OLDER * total
+    return (float(neighbours[at]) / total if is_oldest else 0.0), round(total)
 
 
 CAUSES = (
@@ -169,9 +199,9 @@ CAUSES = (
         RETRY,
         "time-outs send the work again",
         "Clients give up and repeat.",
-        "Most requests end by their client, at one age, and each is followed by a new arrival "
-        "while successes are few.",
-        "Real growth; users who cancel (at any age).",
+        "Most requests end by their client, at one age that few outlive while others wait, or with "
+        "more prompts and fewer successes than before; and each is followed by a new arrival.",
+        "Real growth; users and editors who cancel (at any age, or with nobody waiting).",
         "Record the engine's metrics: tracer record --pid PID --engine URL.",
         "Mend the cause of the time-outs; back off.",
         Needs(("engine_sample",)),

@@ -84,6 +84,35 @@ def test_prompts_that_get_slower_at_like_load_decay(tmp_path: Path) -> None:
     assert {item.name: item.value for item in decay.evidence}["prefill_speed_first"] > 1_500
 
 
+def test_slower_prompts_without_clocks_are_undecided(tmp_path: Path) -> None:
+    decay = finding(analysed(tmp_path, *hours(FALLING)), "prefill.decay")
+    assert decay.status is Status.UNDECIDED
+    assert "clocks of the GPU" in decay.undecided_because
+
+
+def test_prompts_that_get_slower_with_the_tokens_are_undecided(tmp_path: Path) -> None:
+    """All of the device is slower, as beside another process."""
+    engine, rows = hours(FALLING)
+    slower = 0.0
+    for row in engine.rows:
+        if row["metric"] == "generation_tokens":
+            slower += 60 * 200 * (1 - (row["time_ns"] - engine.start) / (9 * HOUR * S))
+            row["value"] = slower
+    attribution = analysed(tmp_path, engine, rows, sm_clock_mhz=1_900, clock_reasons=0)
+    decay = finding(attribution, "prefill.decay")
+    assert decay.status is Status.UNDECIDED
+    assert "times as long too" in decay.undecided_because
+
+
+def test_prompts_that_get_slower_beside_tokens_unknown_may_have_a_neighbour(tmp_path: Path) -> None:
+    engine, rows = hours([0.2] * 8 + [0.32] * 8 + [0.42] * 8)
+    engine.rows = [row for row in engine.rows if row["metric"] != "generation_tokens"]
+    attribution = analysed(tmp_path, engine, rows, sm_clock_mhz=1_900, clock_reasons=0)
+    decay = finding(attribution, "prefill.decay")
+    assert decay.status is Status.UNDECIDED
+    assert "another process" in decay.undecided_because
+
+
 def test_prompts_of_steady_speed_do_not(tmp_path: Path) -> None:
     engine, rows = hours([0.2, 0.22, 0.19, 0.21] * 6)
     attribution = analysed(tmp_path, engine, rows)
@@ -136,10 +165,18 @@ def test_growth_without_requests_known_is_undecided(tmp_path: Path) -> None:
 def test_latency_that_follows_the_memory_is_a_growing_pool(tmp_path: Path) -> None:
     rss = [6_000 + 60 * index for index in range(24)]
     ttft = [0.05 + 0.08 * index for index in range(24)]
-    attribution = analysed(tmp_path, *hours(STEADY, rss=rss, ttft=ttft))
+    attribution = analysed(tmp_path, *hours(STEADY, rss=rss, ttft=ttft), sm_clock_mhz=1_900)
     assert finding(attribution, "kv.pool_growth").status is Status.FOUND
     assert finding(attribution, "memory.host_leak").status is Status.NOT_FOUND
     assert attribution.verdict.cause == "kv.pool_growth"
+
+
+def test_latency_that_follows_the_memory_may_follow_an_unseen_clock(tmp_path: Path) -> None:
+    rss = [6_000 + 60 * index for index in range(24)]
+    ttft = [0.05 + 0.08 * index for index in range(24)]
+    answer = finding(analysed(tmp_path, *hours(STEADY, rss=rss, ttft=ttft)), "kv.pool_growth")
+    assert answer.status is Status.UNDECIDED
+    assert "clocks of the GPU" in answer.undecided_because
 
 
 def test_latency_that_rises_over_flat_memory_is_not(tmp_path: Path) -> None:

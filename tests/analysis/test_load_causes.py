@@ -252,6 +252,55 @@ def test_a_queue_behind_slower_service_is_not_overload(tmp_path: Path) -> None:
     assert attribution.verdict.cause == "unknown"
 
 
+def test_a_queue_while_fewer_tokens_are_served_is_not_called_overload(tmp_path: Path) -> None:
+    """A slower device and unknown arrivals: the batch fills up, and less is served."""
+    engine = Engine(("requests_finished",)).play(30, 4, gap_ms=10)
+    for second in range(40):
+        engine.play(1, 8, 3 + second, 0.5, gap_ms=26)
+    finding = of(engine.attribution(tmp_path), "queue.overload")
+    assert finding.status is Status.UNDECIDED
+    assert "instead of the 400 before" in finding.undecided_because
+    assert "clocks" in finding.settled_by
+
+
+def test_a_queue_of_no_more_requests_is_not_called_overload(tmp_path: Path) -> None:
+    """As many come as before, and tokens take a fifth longer: too long for this batch."""
+    engine = Engine(()).play(40, 6, gap_ms=10, finished=6)
+    for second in range(60):
+        engine.play(1, 8, 4 + second / 2, 0.5, gap_ms=12.5, finished=5.5)
+    finding = of(engine.attribution(tmp_path), "queue.overload")
+    assert finding.status is Status.UNDECIDED
+    assert "times as many requests came as before" in finding.undecided_because
+
+
+def test_overload_from_the_first_second_on_is_less_sure(tmp_path: Path) -> None:
+    """Nothing tells whether the service was ever faster."""
+    known = Engine(()).play(30, 4).play(40, 8, 20, finished=6)
+    always = Engine(()).play(40, 8, 20, finished=6)
+    sure, unsure = (
+        of(engine.attribution(tmp_path / name), "queue.overload")
+        for name, engine in (("known", known), ("always", always))
+    )
+    assert (sure.status, unsure.status) == (Status.FOUND, Status.FOUND)
+    assert unsure.confidence < 0.7 < sure.confidence
+
+
+@pytest.mark.parametrize(
+    ("is_between", "status"), [(False, Status.UNDECIDED), (True, Status.FOUND)]
+)
+def test_evictions_from_which_on_all_is_slower_are_not_proven(
+    tmp_path: Path, is_between: bool, status: Status
+) -> None:
+    """Tokens take twice as long from the first eviction on; or only while requests are evicted."""
+    engine = Engine(("requests_max", "kv_pool_tokens")).play(20, 8, 0, 0.8)
+    for _ in range(12):
+        engine.play(1, 8, 0, 0.97, 22, preempted=1)
+        engine.play(2, 8, 0, 0.95, 10 if is_between else 22, preempted=0 if is_between else 1)
+    finding = of(engine.attribution(tmp_path), "kv.preemption")
+    assert finding.status is status
+    assert is_between or "lowered clock" in finding.undecided_because
+
+
 @pytest.mark.parametrize("hung_s", [15, 40])
 def test_a_queue_while_nothing_is_served_is_not_overload(tmp_path: Path, hung_s: int) -> None:
     """A hang: the last tokens come within its first second."""

@@ -23,6 +23,24 @@ def test_requests_that_wait_beside_room_are_held_by_admission(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("served", "because"),
+    [
+        ({"generation_tokens": 100, "prompt_tokens": 60}, "times as long as before"),
+        ({"generation_tokens": 300, "prompt_tokens": 900}, "prompt tokens/s were computed"),
+    ],
+    ids=["a slower device", "a device full of prompts"],
+)
+def test_requests_may_wait_beside_room_for_the_device(
+    tmp_path: Path, served: dict[str, float], because: str
+) -> None:
+    engine = Scrapes().play(10, requests_running=8, requests_waiting=0, kv_usage=0.4, **SERVED)
+    engine.play(30, requests_running=5, requests_waiting=9, kv_usage=0.3, **served)
+    answer = finding(engine.attribution(tmp_path), "queue.head_of_line")
+    assert answer.status is Status.UNDECIDED
+    assert because in answer.undecided_because
+
+
+@pytest.mark.parametrize(
     ("running", "kv"), [(8, 0.4), (3, 0.97)], ids=["the batch is full", "the cache is full"]
 )
 def test_requests_that_wait_without_room_are_not_held(
@@ -59,11 +77,13 @@ def test_nothing_admitted_into_an_empty_cache_is_not_proof_of_a_transfer(tmp_pat
     assert finding(attribution, "queue.head_of_line").status is Status.NOT_FOUND
 
 
-def retrying(age_s: float = 1.2, aborted: float = 6.0, done: float = 2.0) -> Scrapes:
+def retrying(
+    age_s: float = 1.2, aborted: float = 6.0, done: float = 2.0, waiting: float = 10.0
+) -> Scrapes:
     return Scrapes().play(
         40,
         requests_running=12,
-        requests_waiting=10,
+        requests_waiting=waiting,
         kv_usage=0.5,
         requests_max=12,
         requests_finished__abort=aborted,
@@ -78,6 +98,29 @@ def test_a_retry_storm_is_found(tmp_path: Path) -> None:
     storm = finding(attribution, "queue.retry_storm")
     assert storm.status is Status.FOUND
     assert {item.name: item.value for item in storm.evidence}["given_up_share"] == 75.0
+
+
+def test_aborts_while_nobody_waits_may_be_cancelled(tmp_path: Path) -> None:
+    """An editor's completions: the next key ends most of them, early, and asks for another."""
+    storm = finding(retrying(waiting=0).attribution(tmp_path), "queue.retry_storm")
+    assert storm.status is Status.UNDECIDED
+    assert "editor" in storm.undecided_because
+
+
+def test_aborts_that_many_outlive_are_no_time_outs(tmp_path: Path) -> None:
+    engine = Scrapes()
+    for age, n in ((0.3, 5), (3.0, 3)) * 20:
+        engine.play(
+            1,
+            requests_running=12,
+            requests_waiting=4,
+            requests_finished__abort=5,
+            requests_finished__stop=3,
+            e2e_seconds=(age, n),
+            **SERVED,
+        )
+    answer = finding(engine.attribution(tmp_path), "queue.retry_storm")
+    assert answer.status is Status.UNDECIDED
 
 
 def test_few_aborts_are_no_storm(tmp_path: Path) -> None:
@@ -97,19 +140,38 @@ def test_aborts_without_their_ages_are_undecided(tmp_path: Path) -> None:
     assert finding(engine.attribution(tmp_path), "queue.retry_storm").status is Status.UNDECIDED
 
 
-def replicas(waiting: tuple[float, float], running: tuple[float, float]) -> list[Scrapes]:
+def replicas(
+    waiting: tuple[float, float],
+    running: tuple[float, float],
+    tokens: tuple[float, float] = (400, 400),
+) -> list[Scrapes]:
     return [
         Scrapes(f"http://10.0.0.{index}:8000/metrics").play(
-            20, requests_running=busy, requests_waiting=queue, kv_usage=0.5, **SERVED
+            20,
+            requests_running=busy,
+            requests_waiting=queue,
+            kv_usage=0.5,
+            **{**SERVED, "generation_tokens": made},
         )
-        for index, (queue, busy) in enumerate(zip(waiting, running, strict=True))
+        for index, (queue, busy, made) in enumerate(zip(waiting, running, tokens, strict=True))
     ]
 
 
 def test_one_hot_replica_is_found(tmp_path: Path) -> None:
-    attribution = replicas((12, 0), (16, 4))[0].attribution(tmp_path, replicas((12, 0), (16, 4))[1])
+    hot, cool = replicas((12, 0), (16, 4), (900, 300))
+    attribution = hot.attribution(tmp_path, cool)
     assert attribution.verdict.cause == "queue.imbalance"
     assert "10.0.0.0" in attribution.verdict.text
+
+
+def test_a_slow_replica_is_not_called_hot(tmp_path: Path) -> None:
+    """It makes fewer tokens than the one that has room."""
+    slow, other = replicas((12, 0), (16, 8), (300, 400))
+    answer = finding(slow.attribution(tmp_path), "queue.imbalance")
+    assert answer.status is Status.NOT_APPLICABLE
+    answer = finding(slow.attribution(tmp_path / "both", other), "queue.imbalance")
+    assert answer.status is Status.UNDECIDED
+    assert "it made 6000 tokens and those with room 8000" in answer.undecided_because
 
 
 def test_overloaded_replicas_are_balanced(tmp_path: Path) -> None:
