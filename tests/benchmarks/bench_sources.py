@@ -3,9 +3,10 @@
 The target is a tree of three processes with 24 threads; the driver is the simulated device's NVML
 with one GPU; the engine's page is a real vLLM's (53 kB, 430 samples), of which each scrape gets the
 next recorded one. Figures are CPU time over wall time in per cent of one core, NVML's child
-included, after two seconds of warming up, with the heap set as ``tracer record`` sets it; all
+included, after two seconds of warming up, with the heap set as ``tracer record`` sets it. All
 together is the least of three runs, because a busy neighbour only adds (it empties the caches
-between two samples), and one long run, in which the session merges its small segments. Serving the page is not counted: another process does it.
+between two samples), and one long run, in which the session merges its small segments. Serving the
+page is not counted: another process does it.
 """
 
 from __future__ import annotations
