@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -112,6 +113,21 @@ class LookingCloser(Protocol):
 
     def look_closer(self, now_ns: int) -> None:
         """Begin, or go on, to observe more for as long as the probe was told to."""
+
+
+#: What mends a shortage of the system, whatever was to be done.
+_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files: ulimit -n 65536",
+    errno.ENFILE: "raise the system's limit of open files: sysctl fs.file-max",
+    errno.ENOMEM: "free memory",
+    errno.EAGAIN: "raise the limit of processes: ulimit -u",
+    errno.ENOSPC: "make room",
+}
+
+
+def remedy(error: OSError, otherwise: str = "run as root on the host") -> str:
+    """Return what mends an error of the system: a shortage by its kind, else what is given."""
+    return _REMEDIES.get(error.errno or 0, otherwise)
 
 
 def make_batch(table: Table, columns: Mapping[str, Any]) -> Batch:

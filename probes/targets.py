@@ -141,6 +141,8 @@ class TargetTree:
         changes = []
         for pid, entry in list(self._living.items()):
             stat = proc.read_stat(pid, self._root)
+            if stat is None and (self._root / str(pid)).exists():
+                continue  # no file can be opened now; that one is there is told without
             if stat is None or stat.is_dead or stat.start_ticks != entry.start_ticks:
                 changes.append(self._end(pid, entry.exit_time_ns or now_ns))
             elif self._update(entry, stat):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from analysis.manifest import Source
 from analysis.schema import LOSS
-from probes.probe import Batch, Probe, ProbeError, SourceReport, make_batch
+from probes.probe import Batch, Probe, ProbeError, SourceReport, make_batch, remedy
 
 
 @dataclass
@@ -128,6 +128,8 @@ def _bug(error: Exception) -> str:
             "There was no room for a thread or for memory; raise the limits (ulimit -v, -u). "
             "The recording went on without it."
         )
+    if isinstance(error, OSError) and (mend := remedy(error, "")):
+        return f"It lacked room ({error.strerror}); {mend}. The recording went on without it."
     return (
         f"It failed unexpectedly ({type(error).__name__}: {error}); please report this as a "
         "defect. The recording went on without it."

@@ -305,14 +305,16 @@ class _DmonReader(_Reader):
     def _lines(self, descriptor: int) -> Iterator[str | None]:
         """Lines as they are printed; None, at last, when no values came for too long."""
         held = b""
+        # select() refuses the descriptors of a process with many files.
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
         self._spoke_ns = self._clock()
         while not self._stop_event.is_set():
             left = self._spoke_ns + self._silence_ns - self._clock()
             if left <= 0:
                 yield None
                 return
-            ready, _, _ = select.select([descriptor], [], [], left / 1e9)
-            if not ready:
+            if not waiting.poll(left / 1e6):
                 continue
             data = os.read(descriptor, _READ_BYTES)
             *lines, held = (held + data).split(b"\n")

@@ -31,7 +31,7 @@ from probes.gpu.rows import (
     sample_batch,
 )
 from probes.host.proc import PROC
-from probes.probe import Batch, PidSource, ProbeError, SourceReport, make_batch
+from probes.probe import Batch, PidSource, ProbeError, SourceReport, make_batch, remedy
 
 SECOND_NS = 1_000_000_000
 #: Time that starting waits for the library to tell whether it can be used at all.
@@ -330,7 +330,7 @@ class NvmlProbe:
         self._losses.retry_later([device], now_ns)
         rest = sorted((set(self._gpus) if devices is None else devices) - {device})
         if rest:
-            self._spawn(rest, [device])
+            self._spawn_again(rest, now_ns, [device])
         elif devices is None and not self._gpus:
             self._spawn(None, [device])
 
@@ -348,7 +348,19 @@ class NvmlProbe:
         self._hanging = [sampler for sampler in self._hanging if sampler.exit_code is None]
         if len(self._hanging) < _MAX_HANGING:
             for devices in self._losses.take_due(now_ns):
-                self._spawn(devices)
+                self._spawn_again(devices, now_ns)
+
+    def _spawn_again(
+        self, devices: Sequence[int] | None, now_ns: int, excluded: Sequence[int] = ()
+    ) -> None:
+        """Start a child in the place of another; where none can be started now, try later."""
+        try:
+            self._spawn(devices, excluded)
+        except OSError as error:
+            for device in [ALL] if devices is None else devices:
+                text = f"no process can be started ({error.strerror}); {remedy(error)}"
+                self._losses.lose(device, now_ns, text)
+            self._losses.retry_later(devices, now_ns)
 
     def _with_events(self, batches: list[Batch]) -> list[Batch]:
         """Add the events since the last call."""

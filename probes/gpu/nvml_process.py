@@ -94,6 +94,9 @@ class SamplerProcess:
         assert self._child.stdout is not None
         self._pipe = self._child.stdout.fileno()
         os.set_blocking(self._pipe, False)
+        # select() refuses the descriptors of a process with many files.
+        self._waiting = select.poll()
+        self._waiting.register(self._pipe, select.POLLIN)
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._pipe, _F_SETPIPE_SZ, _PIPE_BYTES)
 
@@ -142,7 +145,7 @@ class SamplerProcess:
             left = (end - self._clock()) / 1e9
             if frames or left <= 0 or not self._is_open:
                 return frames
-            select.select([self._pipe], [], [], left)
+            self._waiting.poll(left * 1000)
 
     def has_ended(self) -> bool:
         """Return whether nothing will come any more."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from analysis.schema import EVENT, LOSS, Table
 from probes.host.buffer import SECOND_NS
-from probes.probe import Batch, ProbeError, SourceReport, make_batch
+from probes.probe import Batch, ProbeError, SourceReport, make_batch, remedy
 
 #: Where the kernel's log is read.
 KMSG = Path("/dev/kmsg")
@@ -70,7 +70,7 @@ class KernelLogProbe:
         except OSError as error:
             raise ProbeError(
                 f"the kernel's log {self._device} cannot be read ({error.strerror}), so Xid "
-                "errors are not seen; run as root on the host"
+                f"errors are not seen; {remedy(error, 'run as root on the host')}"
             ) from None
         self._start_ns = self._clock()
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from analysis.schema import THREAD_SECOND
 from probes.host import proc
 from probes.host.buffer import SECOND_NS, BeatProbe, Columns
-from probes.probe import PidSource, ProbeError
+from probes.probe import PidSource, ProbeError, remedy
 
 _SWITCHES = b"\nvoluntary_ctxt_switches:"
 _SWEEP_NS = SECOND_NS
@@ -140,7 +140,17 @@ class ThreadProbe(BeatProbe[_Reading]):
         Raises:
             ProbeError: the kernel keeps no scheduling times.
         """
-        if _times(self._files.read(f"{self._root}/self/schedstat")) is None:
+        path = f"{self._root}/self/schedstat"
+        if _times(self._files.read(path)) is None:
+            try:
+                os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise ProbeError(
+                    f"{path} cannot be read ({error.strerror}), so the running time of threads is "
+                    f"not known; {remedy(error)}"
+                ) from None
             raise ProbeError(
                 "the kernel has no /proc/PID/schedstat, so the running time of threads is not "
                 "known; use a kernel built with CONFIG_SCHED_INFO"
