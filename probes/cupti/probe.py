@@ -285,7 +285,7 @@ class CuptiProbe:
         for pid in sorted(self._tree.pids()):
             if any(LIBRARY in mapping.path for mapping in proc.read_maps(pid)):
                 trouble = (
-                    f"No device times: process {pid} has loaded the library and cannot use the "
+                    f"{MISSING}: process {pid} has loaded the library and cannot use the "
                     "place to meet. Prepare it for the program's user, at the same path: "
                     "tracer cupti --user UID --directory DIR."
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+#: What there is none of without CUPTI: ranges are timed only while it collects.
+MISSING = "No device times and no named ranges (NVTX)"
 _SITES = {
     1: "no libcupti was found",
     2: "the only libcupti found is of another major version",
@@ -58,7 +60,7 @@ def explain(site: int, error: int, version: int = 0) -> str:
     if not reason and error:
         reason = f"error {error}"
     told = f" ({version_text(version)})" if version and site in (2, 3) else ""
-    return f"No device times: {fact}{told}{f': {reason}' if reason else ''}. {mend}"
+    return f"{MISSING}: {fact}{told}{f': {reason}' if reason else ''}. {mend}"
 
 
 def version_text(version: int) -> str:

@@ -43,5 +43,5 @@ def test_its_refusal_is_told_and_the_program_runs_on(
     collection.launch(f"cudart={major}", "launches=100", "rate=1000")
     assert collection.status == 0, collection.out
     (event,) = collection.events("source_lost")
-    assert event["detail"].startswith("No device times: ")
+    assert event["detail"].startswith("No device times and no named ranges (NVTX): ")
     assert not collection.rows("gpu_activity")
