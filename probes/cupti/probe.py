@@ -17,6 +17,7 @@ from probes.cupti.build import LIBRARY
 from probes.cupti.process import CollectedProcess
 from probes.cupti.rendezvous import DIRECTORY_VARIABLE, Rendezvous
 from probes.cupti.ring import Losses, RingError
+from probes.cupti.troubles import MISSING
 from probes.host import proc
 from probes.probe import Batch, ProbeError, SourceReport, make_batch
 from probes.targets import TargetTree
