@@ -54,6 +54,10 @@ class KernelLogProbe:
         self._clock = clock
         self._descriptor: int | None = None
         self._start_ns = 0
+        #: Until when all lines were read; None while there are lines of before the recording.
+        self._emptied_ns: int | None = None
+        self._old_events: list[dict[str, Any]] = []
+        self._old_lost = 0
         self._sequence: int | None = None
         self._n_rows = 0
         self._n_lost = 0
@@ -73,18 +77,35 @@ class KernelLogProbe:
                 f"errors are not seen; {remedy(error, 'run as root on the host')}"
             ) from None
         self._start_ns = self._clock()
+        self._old_events, self._old_lost = self._read(self._start_ns)
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         """Return an event for each line of interest since the last call; never waits."""
         if self._descriptor is None:
             return []
         begin = time.thread_time_ns()
+        events, lost = self._read(now_ns)
+        events, self._old_events = [*self._old_events, *events], []
+        lost, self._old_lost = lost + self._old_lost, 0
+        batches = self._batches(events, lost, now_ns)
+        self._cost_ns += time.thread_time_ns() - begin
+        return batches
+
+    def _read(self, now_ns: int) -> tuple[list[dict[str, Any]], int]:
+        """Events of the lines since the last call, and how many lines were lost.
+
+        A line was written between the last time that nothing was left and now, whatever it says:
+        the kernel stamps with a clock that nobody corrects, seconds off after weeks.
+        """
         events: list[dict[str, Any]] = []
         lost = 0
+        is_empty = False
+        assert self._descriptor is not None
         for _ in range(MAX_RECORDS):
             try:
                 record = os.read(self._descriptor, 8192)
             except BlockingIOError:
+                is_empty = True
                 break
             except BrokenPipeError:
                 # Records were overwritten unread: the sequence numbers will tell how many.
@@ -92,12 +113,13 @@ class KernelLogProbe:
             except OSError:
                 break
             if not record:
+                is_empty = True
                 break
             for line in record.decode("utf-8", "replace").splitlines():
                 lost += self._line(line, now_ns, events)
-        batches = self._batches(events, lost, now_ns)
-        self._cost_ns += time.thread_time_ns() - begin
-        return batches
+        if is_empty:
+            self._emptied_ns = now_ns
+        return events, lost
 
     def stop(self) -> Iterable[Batch]:
         """Close the log and return what is left."""
@@ -126,12 +148,12 @@ class KernelLogProbe:
         event = parse_line(text)
         if event is not None:
             logged_ns = int(fields[2]) * 1000
-            age = self._start_ns - logged_ns
-            if age > MAX_AGE_NS:
-                return lost
-            if age > 0:
+            if self._emptied_ns is None:
+                age = max(self._start_ns - logged_ns, 0)
+                if age > MAX_AGE_NS:
+                    return lost
                 event["detail"] += f" (logged {age / 1e9:.0f} s before the recording began)"
-            event["time_ns"] = min(max(logged_ns, self._start_ns), now_ns)
+            event["time_ns"] = min(max(logged_ns, self._emptied_ns or self._start_ns), now_ns)
             events.append(event)
         return lost
 

@@ -114,6 +114,36 @@ def test_lines_become_events_with_their_time(log: tuple[Path, int]) -> None:
     assert probe.report().n_rows == 2
 
 
+@pytest.mark.parametrize("drift_s", [-50, 0, 50])
+def test_a_line_is_put_where_it_was_read_whatever_the_kernels_clock_says(
+    log: tuple[Path, int], drift_s: int
+) -> None:
+    """The clock of the log is not corrected: it runs away from all others by seconds a month."""
+    path, descriptor = log
+
+    def write(number: int, time_s: float) -> None:
+        stamp = int((time_s + drift_s) * 1e6)
+        line = f"4,{number},{stamp},-;NVRM: Xid (PCI:0000:01:00): {number}, x\n"
+        os.write(descriptor, line.encode())
+
+    probe = KernelLogProbe(path, clock=lambda: 100 * SECOND)
+    write(31, 98)
+    probe.start()
+    write(32, 100.5)
+    [batch] = probe.drain(101 * SECOND)
+    write(33, 109.5)
+    assert list(probe.drain(110 * SECOND))
+    write(34, 110.5)
+    [last] = probe.drain(111 * SECOND)
+    rows = [*batch.rows.to_pylist(), *last.rows.to_pylist()]
+    assert [row["name"] for row in rows] == ["xid 31", "xid 32", "xid 34"]
+    assert ["before the recording began" in row["detail"] for row in rows] == [True, False, False]
+    assert rows[0]["time_ns"] == 100 * SECOND
+    assert 100 * SECOND <= rows[1]["time_ns"] <= 101 * SECOND
+    assert 110 * SECOND <= rows[2]["time_ns"] <= 111 * SECOND
+    list(probe.stop())
+
+
 def test_overwritten_lines_are_a_loss(log: tuple[Path, int]) -> None:
     path, descriptor = log
     probe = KernelLogProbe(path, clock=lambda: 100 * SECOND)
