@@ -350,10 +350,6 @@ class CanaryProbe:
         )
 
 
-def _batch(table: Table, rows: Sequence[dict[str, Any]]) -> Batch:
-    return make_batch(table, {name: [row.get(name) for row in rows] for name in table.column_names})
-
-
 def _addresses(url: str) -> list[str]:
     """URLs to try, in order: the one given when it is whole, else the usual paths below it."""
     if "://" not in url:
@@ -377,4 +373,4 @@ def _has_text(choice: Any) -> bool:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and 0 <= value < 1 << 31 else None
+    return value if type(value) is int and 0 <= value < 1 << 31 else None

@@ -112,4 +112,4 @@ def _longest(url: str, deadline_ns: int) -> int | None:
         value = answer["data"][0]["max_model_len"]
     except (FetchError, ValueError, KeyError, IndexError, TypeError, RecursionError):
         return None
-    return value if isinstance(value, int) and 0 < value < 1 << 40 else None
+    return value if type(value) is int and 0 < value < 1 << 40 else None

@@ -13,6 +13,8 @@ from probes.engine.fetch import Fetcher, FetchError
 
 #: Most bytes of a streamed answer.
 MAX_STREAM_BYTES = 4 << 20
+#: Longest line with the length of a chunk.
+_MAX_SIZE_LINE = 66
 
 
 class StatusError(FetchError):
@@ -117,20 +119,23 @@ class _Body:
                 self.left -= len(data)
                 self.is_done = self.left == 0
             return data
-        self._buffer += data
-        content = b""
+        buffer = self._buffer + data
+        parts: list[bytes] = []
+        begin = 0
         while not self.is_done:
-            size_text, mark, rest = self._buffer.partition(b"\r\n")
-            if not mark and len(self._buffer) <= 64:
+            line_end = buffer.find(b"\r\n", begin, begin + _MAX_SIZE_LINE)
+            if line_end < 0 and len(buffer) - begin <= _MAX_SIZE_LINE:
                 break
-            size = _chunk_size(size_text)
+            size = _chunk_size(buffer[begin : max(line_end, begin)])
+            content, end = line_end + 2, line_end + 4 + size
             if size == 0:
                 self.is_done = True
-            elif len(rest) < size + 2:
+            elif len(buffer) < end:
                 break
-            content += rest[:size]
-            self._buffer = rest[size + 2 :]
-        return content
+            parts.append(buffer[content : content + size])
+            begin = end
+        self._buffer = buffer[begin:]
+        return b"".join(parts)
 
 
 def _chunk_size(text: bytes) -> int:

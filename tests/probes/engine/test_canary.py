@@ -14,7 +14,9 @@ from click.testing import CliRunner
 
 from analysis.schema import EVENT, REQUEST
 from probes.engine.canary import KEY_VARIABLE, CanaryProbe
-from probes.probe import ProbeError
+from probes.engine.fetch import FetchError
+from probes.engine.stream import _Body
+from probes.probe import Batch, ProbeError
 from tests.probes.engine.serving import Answer, page, raw, resetting, serving, wait_for
 from tracer.cli import cli
 
@@ -234,3 +236,28 @@ def test_the_command_wants_both(arguments: list[str]):
     result = CliRunner().invoke(cli, ["record", "--pid", "1", *arguments])
     assert result.exit_code != 0
     assert "--model" in str(result.exception)
+
+
+@pytest.mark.parametrize("count", ["true", "-5", "1e99", '"7"', "99999999999999999999", "null"])
+def test_a_count_that_cannot_be_is_not_taken(count: str):
+    usage = f'{{"prompt_tokens": {count}, "completion_tokens": {count}}}'
+    events = f'data: {{"choices": [{{"text": "a"}}], "usage": {usage}}}\n\ndata: [DONE]\n\n'
+    with serving(raw(b"HTTP/1.1 200 OK\r\n\r\n" + events.encode())) as server:
+        probe = CanaryProbe(f"http://127.0.0.1:{server.port}/v1/completions", "m")
+        probe.start()
+        batches: list[Batch] = []
+        assert wait_for(lambda: batches.extend(probe.drain(time.monotonic_ns())) or bool(batches))
+        list(probe.stop())
+    [row] = batches[0].rows.to_pylist()
+    assert (row["n_prompt_tokens"], row["n_output_tokens"], row["end"]) == (None, 1, "stop")
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_chunks_come_apart_wherever_they_are_cut(step: int):
+    body = b"".join(b"%x;x=1\r\n%s\r\n" % (n, b"y" * n) for n in range(1, 60)) + b"0\r\n\r\n"
+    reader = _Body(True, None)
+    got = b"".join(reader.feed(body[i : i + step]) for i in range(0, len(body), step))
+    assert got == b"y" * sum(range(1, 60))
+    assert reader.is_done and not reader.needs_end
+    with pytest.raises(FetchError, match="chunks"):
+        _Body(True, None).feed(b"1" * 100)
