@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 #: Most bytes of such a file.
 MAX_BYTES = 1 << 20
 #: Most bytes of a file that is read with others.
-SMALL_BYTES = 512
+SMALL_BYTES = 1024
 #: Part of the files that a process may open which one instance takes at most.
 _SHARE = 8
 _MOST = 4096

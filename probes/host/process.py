@@ -78,25 +78,38 @@ class ProcessProbe(BeatProbe[_Reading]):
         self._targets = targets
         self._root = root
         self._processes: dict[int, _Process] = {}
+        #: Files that are read each time, two for each process.
+        self._paths: list[str] = []
         self._names = ContainerNames(filesystem, clock)
         self._nodes = numa_nodes(system)
         self._slow_ns: int | None = None
 
     def sample(self, now_ns: int) -> list[_Reading]:
         """Return a reading of each target process."""
-        readings: list[_Reading] = []
+        pids = self._targets.pids()
         is_slow = self._slow_ns is None or now_ns - self._slow_ns >= _SLOW_NS
         if is_slow:
             self._slow_ns = now_ns
-        pids = self._targets.pids()
-        for pid in sorted(pids):
-            reading = self._read(pid, is_slow)
-            if reading is not None:
-                readings.append(reading)
-        if is_slow:
             self._files.sweep()
             self._processes = {pid: item for pid, item in self._processes.items() if pid in pids}
-        return readings
+        elif pids == self._processes.keys():
+            return self._read_all()
+        readings = [self._read(pid, is_slow) for pid in sorted(pids)]
+        self._paths = [
+            f"{self._root}/{pid}/{name}" for pid in self._processes for name in ("stat", "statm")
+        ]
+        return [reading for reading in readings if reading is not None]
+
+    def _read_all(self) -> list[_Reading]:
+        """Read what is read each time of the processes that are known, in one go."""
+        told = self._files.read_small(self._paths, self._clock)
+        return [
+            _Reading(time_ns, pid, process, stat, statm, None)
+            for (pid, process), (stat, time_ns), (statm, _) in zip(
+                self._processes.items(), told[::2], told[1::2], strict=True
+            )
+            if stat
+        ]
 
     def _read(self, pid: int, is_slow: bool) -> _Reading | None:
         """Read the files of one process; None when it has ended."""
@@ -104,13 +117,9 @@ class ProcessProbe(BeatProbe[_Reading]):
         read = self._files.read
         folder = f"{self._root}/{pid}"
         stat = read(f"{folder}/stat")
-        if not stat:
+        process = self._identify(pid, stat) if stat else None
+        if stat is None or process is None:
             return None
-        process = self._processes.get(pid)
-        if process is None or is_slow:
-            process = self._identify(pid, stat)
-            if process is None:
-                return None
         if not is_slow:
             return _Reading(time_ns, pid, process, stat, read(f"{folder}/statm"), None)
         status = read(f"{folder}/status")
