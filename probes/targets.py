@@ -16,6 +16,8 @@ from probes.host import proc
 MAX_ENDED = 4096
 #: A tree of no more threads is searched for children by their lists, without counting processes.
 FEW_THREADS = 64
+#: How often command line and cgroup of a process are looked at that goes by the same name.
+_DESCRIBE_NS = 5_000_000_000
 #: A process that started this long after the fork that made its pid known is another one.
 _START_TOLERANCE_NS = 50_000_000
 
@@ -63,6 +65,8 @@ class _Entry:
     image: tuple[object, ...] | None
     n_threads: int = 0
     exit_time_ns: int | None = None
+    #: When command line and cgroup were looked at last; None: not since the start.
+    described_ns: int | None = None
     #: The files ``cmdline`` and ``cgroup`` that the process's fields were made from.
     files: tuple[bytes, bytes] = (b"", b"")
 
@@ -145,7 +149,7 @@ class TargetTree:
                 continue  # no file can be opened now; that one is there is told without
             if stat is None or stat.is_dead or stat.start_ticks != entry.start_ticks:
                 changes.append(self._end(pid, entry.exit_time_ns or now_ns))
-            elif self._update(entry, stat):
+            elif self._update(entry, stat, now_ns):
                 changes.append(_change("exec", entry.process, now_ns))
         for stat in self._find_descendants() if self._may_have_forked() else ():
             process = self._add(stat)
@@ -199,7 +203,7 @@ class TargetTree:
         stat = proc.read_stat(pid, self._root)
         if entry is None or stat is None or stat.start_ticks != entry.start_ticks:
             return None
-        self._update(entry, stat)
+        self._update(entry, stat, time_ns)
         return _change("exec", entry.process, time_ns)
 
     def note_exit(self, pid: int, time_ns: int) -> TargetChange | None:
@@ -239,13 +243,15 @@ class TargetTree:
             ),
             stat.start_ticks,
             self._image(stat),
+            stat.n_threads,
         )
         self._describe(entry, stat)
         self._living[stat.pid] = entry
         return entry.process
 
-    def _update(self, entry: _Entry, stat: proc.ProcessStat) -> bool:
-        """Take over name, command line, cgroup and image; return whether the image is new.
+    def _update(self, entry: _Entry, stat: proc.ProcessStat, now_ns: int) -> bool:
+        """Take over name, image, and now and then command line and cgroup; return whether the image
+        is new.
 
         The addresses of the image are random for each exec, so that a program which executes
         itself again is seen, and a process that only renames itself is not taken for one.
@@ -253,12 +259,15 @@ class TargetTree:
         image = self._image(stat)
         is_new = image is not None and entry.image is not None and image != entry.image
         entry.image = image if image is not None else entry.image
-        self._describe(entry, stat)
+        entry.n_threads = stat.n_threads
+        is_due = entry.described_ns is None or now_ns - entry.described_ns >= _DESCRIBE_NS
+        if is_new or is_due or stat.name != entry.process.name:
+            entry.described_ns = now_ns
+            self._describe(entry, stat)
         return is_new
 
     def _describe(self, entry: _Entry, stat: proc.ProcessStat) -> None:
-        """Take over the number of threads, and name, command line and cgroup where they changed."""
-        entry.n_threads = stat.n_threads
+        """Take over name, command line and cgroup where they changed."""
         folder = f"{self._root}/{stat.pid}"
         command_line = proc.read_bytes(f"{folder}/cmdline", proc.MAX_COMMAND_LINE_BYTES)
         cgroup = proc.read_bytes(f"{folder}/cgroup")
