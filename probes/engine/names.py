@@ -4,7 +4,8 @@ The vocabulary (:data:`VOCABULARY`) is what analyzers read; :data:`ALIASES` decl
 name of which engine means it. Raw names are kept beside it in every row.
 
 Meaning of labels in ``engine_sample.labels``: ``engine`` (data-parallel instance or model: series
-of different engines add up), ``dp_rank`` (the same), ``reason``, ``stage``. Series that differ
+of different engines add up), ``dp_rank`` (the same), ``reason``, ``stage``, ``server`` (the kind of
+engine, where one page has metrics of several kinds). Series that differ
 only in tensor- or pipeline-parallel rank are replicas of one number: only the lowest rank is kept,
 save for metrics that are ``per_rank``, which keep ``tp_rank``, ``pp_rank`` and ``moe_ep_rank``.
 """

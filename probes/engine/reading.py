@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
@@ -288,7 +288,17 @@ def _group(series: Sequence[Series]) -> dict[_Key, _Group]:
             continue
         group = groups.setdefault(key, _Group(use.alias, raw_name))
         group.members.setdefault(ranks, []).append((position, constant))
+    if len({key.engine for key in groups if key.engine}) > 1:
+        return {_of_its_engine(key): group for key, group in groups.items()}
     return groups
+
+
+def _of_its_engine(key: _Key) -> _Key:
+    """A key that also names its engine in the labels, which tell one series from another."""
+    if not key.engine:
+        return key
+    labels = {**json.loads(key.labels or "{}"), "server": key.engine}
+    return replace(key, labels=json.dumps(labels, sort_keys=True, separators=(",", ":")))
 
 
 def _bound(series: Series, alias: Alias) -> float | None:

@@ -247,6 +247,23 @@ def test_engines_of_a_data_parallel_server_stay_apart() -> None:
     ]
 
 
+def test_engines_of_several_kinds_on_one_page_are_told_apart_by_their_labels() -> None:
+    """A collector's page; readers take rows of one endpoint and label for one series."""
+    text = (
+        'vllm:num_requests_running{engine="0"} 3\nsglang:num_running_reqs{dp_rank="1"} 5\n'
+        "tgi_batch_current_size 7\nprocess_start_time_seconds 9\n"
+    )
+    batch = PageReader("http://x").read(parse_exposition(text), 1, 1)
+    assert batch is not None
+    rows = batch.rows.select(["engine", "metric", "labels", "value"]).to_pylist()
+    told = {row["labels"]: row["value"] for row in rows if row["metric"] == "requests_running"}
+    assert told == {
+        '{"engine":"0","server":"vllm"}': 3.0,
+        '{"dp_rank":"1","server":"sglang"}': 5.0,
+        '{"server":"tgi"}': 7.0,
+    }
+
+
 def test_pool_is_unknown_before_profiling() -> None:
     values = by_word('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n')
     assert values[("kv_pool_tokens", "gauge")] is None
