@@ -54,6 +54,9 @@ ACCEPTED = "accepted_tokens"
 ADAPTERS_RUNNING = "adapters_running"
 ADAPTERS_WAITING = "adapters_waiting"
 
+#: Age of a scrape at which a gauge of one of several engines counts no more: it may have ended.
+STALE_NS = 10_000_000_000
+
 #: Histograms whose buckets are read, so that a percentile of some windows can be told.
 WITH_BUCKETS = (INTER_TOKEN, TTFT, E2E)
 
@@ -163,9 +166,12 @@ class EngineSeries:
         is_lagging = bool(lag.any())
         if len(parts) == 1:
             return Series(parts[0][0], parts[0][1], is_lagging)
-        # Each part at every scrape of any: its latest value.
+        # Each part at every scrape of any: its latest value; nothing of what is told no more.
         time = np.unique(np.concatenate([part[0] for part in parts]))
         stack = np.stack([_latest(part[0], part[1], time) for part in parts])
+        if kind == "gauge":
+            for row, (told, _value) in zip(stack, parts, strict=True):
+                row[_is_stale(told, time)] = 0.0
         value = stack.max(axis=0) if merge == "max" else stack.sum(axis=0)
         return Series(time, value, is_lagging)
 
@@ -273,6 +279,14 @@ class EngineSeries:
 def _latest(time: Ints, value: Floats, points: Ints) -> Floats:
     at = np.searchsorted(time, points, side="right") - 1
     result: Floats = np.where(at >= 0, value[np.maximum(at, 0)], 0.0)
+    return result
+
+
+def _is_stale(time: Ints, points: Ints) -> Mask:
+    """Where the last scrape is so old that nothing is known of the gauge any more."""
+    usual = int(np.median(np.diff(time))) if len(time) > 1 else 0
+    at = np.searchsorted(time, points, side="right") - 1
+    result: Mask = points - time[np.maximum(at, 0)] > max(STALE_NS, 5 * usual)
     return result
 
 
