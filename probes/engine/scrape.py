@@ -245,6 +245,7 @@ class EngineProbe:
         #: Those whose page was found again in another network.
         self._replaced: list[Scraper] = []
         self._search: EndpointSearch | None = None
+        self._searched_ns = 0
         self._n_rows = 0
 
     @property
@@ -284,6 +285,7 @@ class EngineProbe:
         """Stop scraping and return what is left."""
         if self._search is not None:
             self._search.stop()
+            self._searched_ns = self._search.cost_ns
         for scraper in self._scrapers:
             scraper.stop()
         end = self._clock() + SECOND_NS // 5
@@ -310,7 +312,8 @@ class EngineProbe:
             name=self.name,
             n_rows=self._n_rows,
             n_lost=0,
-            cost_ns=sum(scraper.cost_ns for scraper in (*self._scrapers, *self._replaced)),
+            cost_ns=sum(scraper.cost_ns for scraper in (*self._scrapers, *self._replaced))
+            + (self._searched_ns if self._search is None else self._search.cost_ns),
             note=note,
             details={
                 "endpoints": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -15,6 +16,8 @@ SECOND_NS = 1_000_000_000
 #: Waits between two looks for endpoints: while none is known, and once one is.
 _SEARCH_NS = 2 * SECOND_NS
 _SEARCH_AGAIN_NS = 10 * SECOND_NS
+#: A look takes at most one part in so many of the time.
+_MOST_SHARE = 100
 #: Ports of a process from which on those that the kernel chose are left alone.
 _MOST_PORTS = 4
 #: How often a port that answers in HTTP without metrics is asked (the engine may be loading).
@@ -33,6 +36,8 @@ class EndpointSearch(threading.Thread):
     def __init__(self, deadline_ns: int, pids: set[int], clock: Callable[[], int]) -> None:
         super().__init__(name="engine-search", daemon=True)
         self.pids = pids
+        #: CPU time of the looks.
+        self.cost_ns = 0
         self._deadline_ns = deadline_ns
         self._clock = clock
         self._stop_event = threading.Event()
@@ -45,14 +50,23 @@ class EndpointSearch(threading.Thread):
     def run(self) -> None:
         """Look until told to stop."""
         while not self._stop_event.is_set():
+            begin_ns = time.thread_time_ns()
             listeners = find_listeners(self.pids)
+            cost_ns = time.thread_time_ns() - begin_ns
+            self.cost_ns += cost_ns
             self._forget(listeners)
             for listener in listeners:
                 if self._stop_event.is_set():
                     return
                 self._consider(listener)
-            pause = _SEARCH_AGAIN_NS if self._served else _SEARCH_NS
-            self._stop_event.wait(pause / 1e9)
+            self._stop_event.wait(self.pause_ns(cost_ns) / 1e9)
+
+    def pause_ns(self, cost_ns: int) -> int:
+        """Return the time until the next look, after one of that cost: looking through a process
+        with tens of thousands of sockets takes a good part of a second.
+        """
+        usual = _SEARCH_AGAIN_NS if self._served else _SEARCH_NS
+        return max(usual, cost_ns * _MOST_SHARE)
 
     def stop(self) -> None:
         """Ask the thread to end, without waiting for it."""

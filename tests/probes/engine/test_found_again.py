@@ -184,3 +184,10 @@ def test_an_engine_that_is_started_again_in_another_network_takes_the_place_of_t
         assert collected.probe.endpoints == [f"http://127.0.0.1:{port}/metrics"]
         list(collected.probe.stop())
     assert collected.kinds() == ["source_lost", "source_recovered"]
+
+
+def test_looks_that_cost_much_are_seldom() -> None:
+    """A process may have tens of thousands of sockets."""
+    look = search.EndpointSearch(10**9, set(), lambda: 0)
+    assert look.pause_ns(1_000_000) == search._SEARCH_NS
+    assert look.pause_ns(300_000_000) == 30 * 10**9
