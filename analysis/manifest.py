@@ -124,9 +124,13 @@ class Manifest:
         """Return the source of that name, or None."""
         return next((source for source in self.sources if source.name == name), None)
 
-    def to_json(self) -> str:
-        """Return the manifest as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+    def to_json(self, is_brief: bool = False) -> str:
+        """Return the manifest as JSON text.
+
+        Args:
+            is_brief: On one line, which costs a tenth: for one that is soon replaced.
+        """
+        return json.dumps(self, default=vars, indent=None if is_brief else 1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:

@@ -196,7 +196,7 @@ class SessionWriter:
 
     def write_manifest(self) -> None:
         """Replace the manifest by its present state, soon."""
-        text = self.manifest.to_json()
+        text = self.manifest.to_json(is_brief=True)
         with self._condition:
             self._manifest_text = text
             self._condition.notify_all()
@@ -304,7 +304,8 @@ class SessionWriter:
             if not self._jobs:
                 self._tell_losses()
             if text is not None and self._replace_manifest(text):
-                self._reserve.hold(len(text.encode()))
+                # The last one is written at length.
+                self._reserve.hold(2 * len(text.encode()))
             if self._place.look():
                 self._store.delete_replaced(KEEP_REPLACED_S)
                 self._retain()
