@@ -6,6 +6,7 @@ Runs in the sampler's child process. The module ``pynvml`` itself comes from the
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import struct
 import time
@@ -119,12 +120,14 @@ def call_under_way(watch: mmap.mmap, slot: int) -> tuple[int, int, str] | None:
 
 
 def number(value_type: int, value: Any) -> int | float | None:
-    """Return the number in one of NVML's unions; None for a type that is not known."""
+    """Return the number in one of NVML's unions; None for a type that is not known, and for what is
+    no number.
+    """
     fields = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
     if not 0 <= value_type < len(fields):
         return None
     result: int | float = getattr(value, fields[value_type])
-    return result
+    return result if math.isfinite(result) else None
 
 
 def fields(

@@ -25,6 +25,7 @@ from probes.gpu.rows import (
     ProcessNamer,
     ToMonotonic,
     buffer_rows,
+    clean,
     fast_rows,
     process_batch,
     process_rows,
@@ -39,6 +40,8 @@ _HELLO_NS = SECOND_NS // 2
 _FINISH_NS = 3 * SECOND_NS // 10
 #: Abandoned children that still hang, at which no further one is started.
 _MAX_HANGING = 4
+#: Numbers of a GPU in the manifest.
+_LIMITS = ("memory_bytes", "power_limit_mw", "sm_clock_max_mhz", "numa_node")
 _REMEDY = "check that 'nvidia-smi' works on this host"
 
 
@@ -227,7 +230,7 @@ class NvmlProbe:
             self._library_dir,
             self._env,
             self._clock,
-            {index: gpu.get("uuid") for index, gpu in self._gpus.items()},
+            _unique_uuids(self._gpus),
         )
         self._samplers[sampler] = _Cost()
         return sampler
@@ -251,7 +254,10 @@ class NvmlProbe:
                 }
                 for gpu in hello["gpus"]:
                     if len(gpu) > 2 or gpu["index"] not in self._gpus:
-                        self._gpus[gpu["index"]] = gpu
+                        limits = {
+                            name: clean(name, gpu.get(name)) for name in _LIMITS if name in gpu
+                        }
+                        self._gpus[gpu["index"]] = {**gpu, **limits}
 
     def _take(
         self,
@@ -407,6 +413,16 @@ def gpus(
         ProbeError: there is no NVML here, or it does not answer.
     """
     return inventory(library_dir, env).gpus
+
+
+def _unique_uuids(gpus: Mapping[int, Mapping[str, Any]]) -> dict[int, str | None]:
+    """UUID of each GPU by index, None where it tells none that is its own."""
+    uuids = {index: gpu.get("uuid") for index, gpu in gpus.items()}
+    told = list(uuids.values())
+    return {
+        index: uuid if uuid and uuid.startswith("GPU-") and told.count(uuid) == 1 else None
+        for index, uuid in uuids.items()
+    }
 
 
 def _mapping_now() -> ToMonotonic:

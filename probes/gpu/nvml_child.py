@@ -246,7 +246,7 @@ class Sampler:
             DeviceLostError: it is gone.
         """
         uuid = (self._config.uuids or {}).get(device)
-        if uuid is None:
+        if not uuid:
             return self._fast.call("nvmlDeviceGetHandleByIndex", device, device)
         handle = self._fast.call("nvmlDeviceGetHandleByUUID", device, uuid.encode())
         if handle is None:

@@ -21,10 +21,10 @@ ToMonotonic = Callable[
     [NDArray[np.int64], NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]
 ]
 #: Columns whose values may be larger than a 32-bit number.
-_WIDE = {"energy_mj", "memory_used_bytes", "memory_total_bytes", "clock_reasons"}
+_WIDE = {"energy_mj", "memory_bytes", "memory_used_bytes", "memory_total_bytes", "clock_reasons"}
 _UNCHECKED = {
     *("time_ns", "sample_ns", "period_ns", "query_ns", "source", "device", "is_repeated"),
-    *("gpu_instance", "instance_uuid"),
+    "instance_uuid",
 }
 #: Shares of a process up to here are rounding and are cut to 100; beyond are blanks or garbage.
 _MOST_SHARE = 200

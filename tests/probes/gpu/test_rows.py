@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from analysis.schema import GPU_SAMPLE
+from analysis.schema import GPU_INSTANCE_SAMPLE, GPU_SAMPLE
 from probes.clocks import ClockAnchors
+from probes.gpu.driver import number
+from probes.gpu.nvml import _unique_uuids
 from probes.gpu.nvml_slow import SlowSampler
 from probes.gpu.rows import buffer_rows, clean, process_rows, sample_batch
 from tests.probes.test_clocks import FakeClocks, S
@@ -118,3 +121,19 @@ def test_what_is_odd_of_one_gpu_does_not_end_the_sampling_of_the_others() -> Non
     assert len(told) > 3
     assert sum(driver.errors.values()) > 3
     assert any("GPU 0" in text for text in driver.errors)
+
+
+def test_garbage_of_one_number_does_not_end_the_source() -> None:
+    row = {"time_ns": 1, "device": 0, "source": "nvml", "gpu_instance": 2**63, "instance_uuid": "x"}
+    [told] = sample_batch([row], GPU_INSTANCE_SAMPLE).rows.to_pylist()
+    assert told["gpu_instance"] is None
+    value = SimpleNamespace(dVal=float("nan"), uiVal=7)
+    assert (number(0, value), number(1, value), number(99, value)) == (None, 7, None)
+    for limit in (2**64 - 1, -1):
+        assert clean("memory_bytes", limit) is None and clean("numa_node", limit) is None
+
+
+def test_a_uuid_names_a_gpu_only_where_it_is_its_own() -> None:
+    told = {0: "GPU-a", 1: "GPU-b", 2: "GPU-b", 3: "", 4: None, 5: "N/A"}
+    gpus = {index: {"uuid": uuid} for index, uuid in told.items()}
+    assert _unique_uuids(gpus) == {0: "GPU-a", **dict.fromkeys(range(1, 6))}
