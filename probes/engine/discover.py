@@ -27,6 +27,7 @@ SHUNNED_PORTS = (29500,)
 METRIC_PATHS = ("/metrics", "/prometheus/metrics")
 
 _LISTEN = "0A"
+_ALL_6 = "0" * 32
 _SOCKET_LINK = re.compile(r"^socket:\[(\d+)\]$")
 
 
@@ -41,6 +42,7 @@ class Listener:
         namespace: Path of its network namespace; null in the reader's own.
         is_chosen: Whether someone chose the number, rather than the kernel.
         n_ports: Ports that the process listens on.
+        other_address: Where to connect to when ``address`` is none here; empty for nowhere else.
     """
 
     port: int
@@ -49,17 +51,14 @@ class Listener:
     namespace: str | None = None
     is_chosen: bool = field(default=True, compare=False)
     n_ports: int = field(default=1, compare=False)
+    other_address: str = field(default="", compare=False)
 
     @property
-    def base_url(self) -> str:
-        """URL of the listener as seen from its own network namespace."""
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{host}:{self.port}"
-
-    @property
-    def metric_urls(self) -> list[str]:
-        """URLs that its metrics may be at, most likely first."""
-        return [self.base_url + path for path in METRIC_PATHS]
+    def base_urls(self) -> list[str]:
+        """URLs of the listener as seen from its own network namespace: the same by any address."""
+        addresses = (self.address, self.other_address)
+        hosts = [f"[{host}]" if ":" in host else host for host in addresses if host]
+        return [f"http://{host}:{self.port}" for host in hosts]
 
 
 def find_listeners(pids: Iterable[int], root: Path = PROC) -> list[Listener]:
@@ -70,7 +69,7 @@ def find_listeners(pids: Iterable[int], root: Path = PROC) -> list[Listener]:
         root: Where /proc is.
     """
     own = _network(root, "self")
-    tables: dict[str, dict[int, tuple[str, int]]] = {}
+    tables: dict[str, dict[int, tuple[str, int, str]]] = {}
     found: dict[tuple[str | None, int], Listener] = {}
     for pid in sorted(pids):
         network = _network(root, str(pid))
@@ -84,11 +83,13 @@ def find_listeners(pids: Iterable[int], root: Path = PROC) -> list[Listener]:
         namespace = None if network == own else f"{root}/{pid}/ns/net"
         first, last = _chosen_by_kernel(root)
         entries = {table[inode] for inode in _socket_inodes(root, pid) if inode in table}
-        for address, port in sorted(entries):
+        for address, port, other in sorted(entries):
             if port in SHUNNED_PORTS:
                 continue
             is_chosen = not first <= port <= last
-            listener = Listener(port, address, pid, namespace, is_chosen, len(entries))
+            listener = Listener(
+                port, address, pid, namespace, is_chosen, len(entries), other_address=other
+            )
             found.setdefault((network, port), listener)
     return sorted(found.values(), key=_likelihood)
 
@@ -120,9 +121,11 @@ def _network(root: Path, pid: str) -> str | None:
         return None
 
 
-def _listening(root: Path, pid: int) -> dict[int, tuple[str, int]]:
-    """Inode to address and port of each listening TCP socket of the process's network."""
-    table: dict[int, tuple[str, int]] = {}
+def _listening(root: Path, pid: int) -> dict[int, tuple[str, int, str]]:
+    """Inode to address, port and other address of each listening TCP socket of the process's
+    network.
+    """
+    table: dict[int, tuple[str, int, str]] = {}
     for name in ("tcp", "tcp6"):
         data = read_bytes(f"{root}/{pid}/net/{name}")
         for line in (data or b"").decode("ascii", "replace").splitlines()[1:]:
@@ -131,7 +134,10 @@ def _listening(root: Path, pid: int) -> dict[int, tuple[str, int]]:
                 continue
             try:
                 address, port = words[1].split(":")
-                table[int(words[9])] = (_address(address), int(port, 16))
+                # All addresses mostly means those of version 4 too, and these are there where
+                # version 6 is switched off, as it is in containers.
+                other = "127.0.0.1" if address == _ALL_6 else ""
+                table[int(words[9])] = (_address(address), int(port, 16), other)
             except (ValueError, OSError, struct.error):
                 continue
     return table

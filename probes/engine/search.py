@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from probes.engine.discover import Listener, find_listeners
+from probes.engine.discover import METRIC_PATHS, Listener, find_listeners
 from probes.engine.exposition import ExpositionParser
 from probes.engine.fetch import Fetcher, FetchError, enter_network_of
 from probes.engine.reading import PageReader
@@ -132,16 +132,20 @@ def _ask(listener: Listener, deadline_ns: int, clock: Callable[[], int]) -> tupl
         except OSError:
             return None, False
     is_http = False
-    for url in listener.metric_urls:
-        try:
-            page = Fetcher(url, deadline_ns, clock).get()
-        except FetchError as error:
-            if not error.is_http:
-                return None, is_http
+    for base in listener.base_urls:
+        for path in METRIC_PATHS:
+            url = base + path
+            try:
+                page = Fetcher(url, deadline_ns, clock).get()
+            except FetchError as error:
+                if not error.is_http:
+                    break
+                is_http = True
+                continue
             is_http = True
-            continue
-        is_http = True
-        parsed = ExpositionParser().parse(page.text)
-        if PageReader(url).read(parsed, page.start_ns, page.duration_ns) is not None:
-            return url, True
+            parsed = ExpositionParser().parse(page.text)
+            if PageReader(url).read(parsed, page.start_ns, page.duration_ns) is not None:
+                return url, True
+        if is_http:
+            break
     return None, is_http

@@ -83,7 +83,7 @@ def test_a_process_in_another_network_is_asked_there(root: Path) -> None:
     (root / "100/ns/net").symlink_to("net:[2]")
     [listener] = find_listeners({100}, root)
     assert listener.namespace == f"{root}/100/ns/net"
-    assert listener.metric_urls[0] == "http://127.0.0.1:8000/metrics"
+    assert listener.base_urls == ["http://127.0.0.1:8000"]
 
 
 def test_garbage_is_skipped(root: Path) -> None:
@@ -98,4 +98,17 @@ def test_the_real_one() -> None:
 
 
 def test_an_address_of_version_6_is_written_in_brackets() -> None:
-    assert Listener(80, "::1", 1).base_url == "http://[::1]:80"
+    assert Listener(80, "::1", 1).base_urls == ["http://[::1]:80"]
+
+
+def test_all_addresses_of_version_6_are_asked_by_version_4_too(root: Path) -> None:
+    tcp6 = [_line("0" * 32, 8000, "0A", 11), _line("0" * 24 + "01000000", 8000, "0A", 12)]
+    _process(root, 100, [11, 12], [], tcp6)
+    [listener] = find_listeners({100}, root)
+    assert listener.base_urls in (
+        ["http://[::1]:8000", "http://127.0.0.1:8000"],
+        ["http://[::1]:8000"],
+    )
+    _process(root, 101, [11], [], tcp6)
+    [listener] = find_listeners({101}, root)
+    assert listener.base_urls == ["http://[::1]:8000", "http://127.0.0.1:8000"]

@@ -19,6 +19,12 @@ from tests.probes.engine.test_scrape import TICK_NS, Collected
 
 SERVER = """
 import fcntl, http.server, socket, struct, sys
+address = "127.0.0.1"
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6 if sys.argv[-1] == "without6" else socket.AF_INET
+if sys.argv[-1] == "without6":
+    address = "::"
+    open("/proc/sys/net/ipv6/conf/all/disable_ipv6", "w").write("1")
 if len(sys.argv) > 2:  # a new network namespace: its loopback is down
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         fcntl.ioctl(s, 0x8914, struct.pack("16sh22x", b"lo", 1))
@@ -30,7 +36,7 @@ class H(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
     def log_message(self, *a): pass
-s = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), H)
+s = Server((address, int(sys.argv[1])), H)
 print(s.server_address[1], flush=True)
 s.serve_forever()
 """
@@ -55,9 +61,10 @@ class Tree:
         return set(self.now)
 
     @contextmanager
-    def serving(self, port: int, *prefix: str) -> Iterator[int]:
+    def serving(self, port: int, *prefix: str, last: str = "") -> Iterator[int]:
         """A process of the tree that serves a page of metrics; its port."""
-        command = [*prefix, sys.executable, "-c", SERVER, str(port), *prefix[:1]]
+        more = [last] if last else prefix[:1]
+        command = [*prefix, sys.executable, "-c", SERVER, str(port), *more]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert child.stdout is not None
@@ -191,3 +198,13 @@ def test_looks_that_cost_much_are_seldom() -> None:
     look = search.EndpointSearch(10**9, set(), lambda: 0)
     assert look.pause_ns(1_000_000) == search._SEARCH_NS
     assert look.pause_ns(300_000_000) == 30 * 10**9
+
+
+@pytest.mark.root
+def test_an_engine_on_all_addresses_is_found_where_version_6_is_switched_off(tree: Tree) -> None:
+    """As in containers by default."""
+    with tree.serving(8000, "unshare", "--net", last="without6"):
+        collected = started(tree)
+        assert collected.until("samples")
+        assert collected.probe.endpoints == ["http://127.0.0.1:8000/metrics"]
+        list(collected.probe.stop())
