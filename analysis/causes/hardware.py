@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.causes.declaration import Cause, Needs
@@ -25,6 +26,8 @@ HARDWARE_XIDS = frozenset(
 )
 #: Work that was under way may still be counted for a moment after a fault, ns.
 _GRACE_NS = 1_000_000_000
+#: NVML's words for a GPU that is gone, or that only a reset brings back.
+_LOST = re.compile(r"says: .*(GPU is lost|GPU requires re)")
 _NUMBER = re.compile(r"xid (\d+)")
 _GPU = re.compile(r"GPU (\d+)\b(?!:)")
 
@@ -33,7 +36,8 @@ def find_hardware(facts: Facts) -> Finding:
     """Return whether work stopped with a hardware fault that the kernel or the driver told of."""
     finding = Finding(HARDWARE, Status.NOT_FOUND, confidence=0.8)
     rows = facts.session.table("event", columns=["time_ns", "kind", "pid", "name", "detail"])
-    faults = rows.filter(pc.equal(rows["kind"], "xid")).to_pylist()
+    told = pc.is_in(rows["kind"], pa.array(["xid", "source_lost"]))
+    faults = [fault for row in rows.filter(told).to_pylist() if (fault := _fault(row)) is not None]
     if not faults:
         finding.excluded.append(Exclusion(HARDWARE, "no fault of a GPU was told"))
         return finding
@@ -79,9 +83,19 @@ def find_hardware(facts: Facts) -> Finding:
     return finding
 
 
+def _fault(row: dict[str, Any]) -> dict[str, Any] | None:
+    """The row of a fault that was told: by an Xid, or by NVML that its calls find no GPU any more
+    (where the kernel's log may not be read, nothing else tells it); None for another.
+    """
+    if row["kind"] == "xid":
+        return row
+    is_told = str(row["name"]).startswith("nvml gpu") and _LOST.search(str(row["detail"] or ""))
+    return {**row, "name": "lost GPU"} if is_told else None
+
+
 def _is_hardware(row: dict[str, Any]) -> bool:
     name = str(row["name"] or "").lower()
-    if "fallen off the bus" in name:
+    if "fallen off the bus" in name or row["kind"] == "source_lost":
         return True
     match = _NUMBER.search(name)
     return match is not None and int(match[1]) in HARDWARE_XIDS

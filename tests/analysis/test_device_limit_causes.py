@@ -243,7 +243,7 @@ def test_waiting_for_adapters_without_copies_is_something_else(tmp_path: Path) -
     assert finding(adapted(tmp_path, 0), "adapter.thrash").status is Status.NOT_FOUND
 
 
-def faulty(path: Path, xid: int, *, stops: bool) -> Attribution:
+def faulty(path: Path, xid: int, *, stops: bool, **event: str) -> Attribution:
     service = Service(seed=5, has_engine=False)
     service.decode_until(service.start + 6 * S)
     event = {
@@ -252,6 +252,7 @@ def faulty(path: Path, xid: int, *, stops: bool) -> Attribution:
         "pid": service.pid,
         "name": f"xid {xid}",
         "detail": f"Xid {xid} on GPU 0, told by NVML",
+        **event,
     }
     end = service.now + 10 * S
     if not stops:
@@ -262,6 +263,28 @@ def faulty(path: Path, xid: int, *, stops: bool) -> Attribution:
 def test_nothing_after_a_hardware_fault_is_its_doing(tmp_path: Path) -> None:
     attribution = faulty(tmp_path, 79, stops=True)
     assert attribution.verdict.cause == "hang.hardware"
+
+
+LOST = "GPU 0 cannot be sampled: nvmlDeviceGetUtilizationRates says: GPU is lost."
+
+
+@pytest.mark.parametrize(
+    ("detail", "stops", "is_found"),
+    [
+        (LOST, True, True),
+        (LOST.replace("is lost", "requires restart"), True, True),
+        (LOST, False, False),
+        ("GPU 0 cannot be sampled: nvmlDeviceGetName has not returned for 2.0 s.", True, False),
+        ("GPU 0 cannot be sampled: the sampler of NVML ended (exit code -9).", True, False),
+    ],
+)
+def test_a_gpu_that_the_driver_calls_lost_is_a_fault_without_an_xid(
+    tmp_path: Path, detail: str, stops: bool, is_found: bool
+) -> None:
+    event = {"kind": "source_lost", "name": "nvml gpu 0", "detail": detail}
+    found = finding(faulty(tmp_path, 0, stops=stops, **event), "hang.hardware")
+    assert (found.status is Status.FOUND) is is_found
+    assert found.status in (Status.FOUND, Status.NOT_FOUND)
 
 
 @pytest.mark.parametrize(("xid", "stops"), [(31, True), (79, False)])
