@@ -6,8 +6,9 @@ import numpy as np
 
 from analysis import engine as words
 from analysis import quantiles
+from analysis.causes.capacity import N_BEFORE, arrivals_rise, before_queue, less_capacity
 from analysis.causes.declaration import Cause, Needs
-from analysis.causes.engine_load import KV_FULL, Flags, Floats, Load, load_windows
+from analysis.causes.engine_load import KV_FULL, Flags, Load, load_windows
 from analysis.causes.imbalance import has_room_elsewhere
 from analysis.engine import EngineSeries
 from analysis.facts import Facts
@@ -37,13 +38,6 @@ LARGEST = 0.9
 #: Service counts as slower from this rise of the time between tokens on, and arrivals as more.
 SLOWER = 1.5
 MORE = 1.25
-#: Fewer tokens than this share of those before the queue are a capacity that fell.
-SERVED_AS_BEFORE = 0.9
-#: With fewer arrivals than this many times those before, no more work came.
-NO_MORE = 1.1
-#: Windows that a level before the queue needs, and that its onset is.
-N_BEFORE = 3
-N_ONSET = 5
 #: Share of the time with demand in which a short queue must stand to be one that stays.
 STANDING_SHARE = 0.5
 
@@ -146,7 +140,7 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
             Exclusion(OVERLOAD, "service time rose and arrivals did not: the queue follows from it")
         )
         return
-    less = _less_capacity(load, is_queued, finding)
+    less = less_capacity(load, is_queued, finding.evidence)
     if less:
         finding.status, finding.confidence = Status.UNDECIDED, 0.45
         finding.undecided_because = (
@@ -169,7 +163,7 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
         return
     finding.status = Status.FOUND
     finding.confidence = (0.75 if slower is None else 0.88) * facts.trust("engine")
-    if _before(load, is_queued).sum() < N_BEFORE:
+    if before_queue(load, is_queued).sum() < N_BEFORE:
         # What the engine serves at best is not known: it may be slower than it was.
         finding.confidence = 0.65 * facts.trust("engine")
     if not facts.engine.has(words.LIMIT) and at_full_cache[is_queued].mean() < FULL_SHARE:
@@ -187,43 +181,11 @@ def _decide(facts: Facts, load: Load, is_queued: Flags, finding: Finding) -> Non
     # The device is used all the time: more capacity shortens the wait and returns no device time.
 
 
-def _less_capacity(load: Load, is_queued: Flags, finding: Finding) -> str:
-    """Why the capacity may have fallen instead of the work having grown, a clause: fewer tokens are
-    served than before the queue, or no more requests came; empty where neither is so.
-    """
-    before = _before(load, is_queued)
-    if before.sum() < N_BEFORE:
-        return ""
-    seconds = load.length_ns / 1e9
-
-    def rate(values: Floats, part: Flags) -> float:
-        known = part & np.isfinite(values)
-        return float(values[known].sum() / max(seconds[known].sum(), 1e-9))
-
-    usual, now = (rate(load.generated, part) for part in (before, is_queued))
-    prompts, more_prompts = (rate(load.prompts, part) for part in (before, is_queued))
-    if usual > 0:
-        finding.evidence.append(
-            Evidence("tokens_against_before", round(now / usual, 2), "ratio", int(is_queued.sum()))
-        )
-    if now < SERVED_AS_BEFORE * usual and more_prompts <= MORE * prompts:
-        return f"{now:.0f} tokens/s were served instead of the {usual:.0f} before"
-    gaps = load.token_gap(before), load.token_gap(is_queued)
-    if load.arrived is None or gaps[0] is None or gaps[1] is None or gaps[0][0] <= 0:
-        return ""
-    rise = gaps[1][0] / gaps[0][0]
-    since = np.arange(len(is_queued)) >= max(int(np.argmax(is_queued)) - 1, 0)
-    more = rate(load.arrived, since) / max(rate(load.arrived, before), 1e-9)
-    if more < NO_MORE < rise:
-        return f"{more:.2f} times as many requests came as before and tokens took {rise:.2f} times"
-    return ""
-
-
 def _suspect_growth(load: Load, is_queued: Flags, finding: Finding) -> bool:
     """Fill in that a short queue has stood since more arrived, at an unchanged speed of service;
     return whether that is so.
     """
-    before = _before(load, is_queued)
+    before = before_queue(load, is_queued)
     if load.arrived is None or before.sum() < N_BEFORE:
         return False
     usual, late = load.token_gap(before), load.token_gap(is_queued)
@@ -251,14 +213,6 @@ def _suspect_growth(load: Load, is_queued: Flags, finding: Finding) -> bool:
     )
     finding.settled_by = "the limit of the batch and the use of the cache of the engine"
     return True
-
-
-def _before(load: Load, is_queued: Flags) -> Flags:
-    """Windows with requests before the first with a queue, whose onset may lie in the last one."""
-    first = int(np.argmax(is_queued))
-    before: Flags = np.zeros(len(is_queued), dtype=bool)
-    before[: max(first - 1, 0)] = load.running[: max(first - 1, 0)] > 0
-    return before
 
 
 def _at_limit(engine: EngineSeries, load: Load, is_queued: Flags) -> Flags:
@@ -314,7 +268,7 @@ def _slower_first(load: Load, is_queued: Flags, finding: Finding) -> bool | None
     """Whether tokens took longer and no more requests came than before the queue; None where the
     time before is not recorded.
     """
-    first, before = int(np.argmax(is_queued)), _before(load, is_queued)
+    before = before_queue(load, is_queued)
     if before.sum() < N_BEFORE:
         return None
     usual, late = load.token_gap(before), load.token_gap(is_queued)
@@ -324,18 +278,15 @@ def _slower_first(load: Load, is_queued: Flags, finding: Finding) -> bool | None
     finding.evidence.append(
         Evidence("inter_token_rise", round(rise, 2), "ratio", late[1], "engine_sample")
     )
-    arrived = load.arrived
-    if arrived is None:
+    more = arrivals_rise(load, is_queued)
+    if more is None:
         # Nothing tells the arrivals: a batch that is no larger and far slower tells enough.
         batch = float(load.running[is_queued].mean()) / max(float(load.running[before].mean()), 1.0)
         return True if rise >= 2 * SLOWER and batch < MORE else None
-    rate = arrived / (load.length_ns / 1e9)
-    onset = rate[max(first - 1, 0) : first + N_ONSET]
-    more = float(np.nanmean(onset)) / max(float(np.nanmean(rate[before])), 1e-9)
     finding.evidence.append(
-        Evidence("arrivals_rise", round(more, 2), "ratio", len(onset), "engine_sample")
+        Evidence("arrivals_rise", round(more[0], 2), "ratio", more[1], "engine_sample")
     )
-    return rise >= SLOWER and more < MORE
+    return rise >= SLOWER and more[0] < MORE
 
 
 CAUSES = (

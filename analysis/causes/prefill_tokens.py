@@ -19,7 +19,7 @@ from analysis.causes.prompt_proof import (
     missing_tokens,
     slower_decodes,
 )
-from analysis.causes.token_rates import N_WINDOWS, Flags, Floats, Tokens, after, before
+from analysis.causes.token_rates import GOOD, N_WINDOWS, Flags, Floats, Tokens, after, before
 from analysis.engine import EngineSeries
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
@@ -73,7 +73,7 @@ def by_tokens(facts: Facts, tokens: Tokens, steps: Finding | None) -> Finding:
                 second, is_open = _against(facts, tokens, is_batch, other, steps)
                 finding = finding if second.status is Status.NOT_FOUND else second
     if finding.status is Status.NOT_FOUND or is_open:
-        waits = by_waits(facts, tokens, is_batch, steps)
+        waits = by_waits(facts, tokens, is_batch, steps, level.rate)
         if waits is not None and (waits.status is Status.FOUND or not is_open):
             return waits
     return finding
@@ -124,7 +124,7 @@ def _against(
         return finding, False
     reference = level.rate
     prompt = np.nan_to_num(np.where(np.isfinite(tokens.generated), tokens.prompt, 0.0))
-    quiet = is_batch & (tokens.generated >= GOOD_QUANTILE * reference)
+    quiet = is_batch & (tokens.generated >= GOOD * reference)
     if reference <= 0 and prompt.sum() <= 0:
         return finding, False
     if reference <= 0 or _is_prompt_heavy(prompt, tokens.generated, is_batch):
@@ -220,7 +220,7 @@ def _against(
         else (
             by_steps_told(steps, finding.lost_share)
             or by_stop(tokens, missing, is_held, usual_speed)
-            or by_dose(tokens, lost_part, is_held)
+            or by_dose(tokens, lost_part, _while(is_low, is_held), usual_speed)
         )
     )
     if proof is None:
@@ -249,6 +249,14 @@ def _against(
         Exclusion("hang.kernel", "tokens and prompts went on"),
     ]
     return finding, False
+
+
+def _while(is_low: Flags, is_held: Flags) -> Flags:
+    """Windows with few tokens from the first that was held up to the last, with prompts or not."""
+    rows = np.flatnonzero(is_held)
+    result = is_low.copy()
+    result[: rows[0]] = result[rows[-1] + 1 :] = False
+    return result
 
 
 def _is_prompt_heavy(prompt: Floats, generated: Floats, is_batch: Flags) -> bool:

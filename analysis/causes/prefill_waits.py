@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from analysis import engine as words
-from analysis import intervals
+from analysis import intervals, quantiles
 from analysis.causes.prefill_steps import HOGGING, LONG_STEP, N_STEPS, where
 from analysis.causes.prompt_dose import DOSE, more_prompts, was_paused
-from analysis.causes.prompt_proof import by_dose, by_steps_told, leave_open
-from analysis.causes.token_rates import N_WINDOWS, Flags, Tokens, after, before
+from analysis.causes.prompt_proof import (
+    EXPLAINED,
+    by_dose,
+    by_steps_told,
+    leave_open,
+    missing_tokens,
+)
+from analysis.causes.token_rates import GOOD, N_WINDOWS, Flags, Tokens, after, before
 from analysis.facts import Facts
 from analysis.finding import Evidence, Exclusion, Finding, Status
 from analysis.severity import MATERIAL_SHARE, assess
@@ -18,13 +24,15 @@ from analysis.severity import MATERIAL_SHARE, assess
 WAIT_SHARE = 0.1
 #: Tokens that must have waited in a window: one request alone may have been held by anything.
 N_WAITS = 2.0
+#: Share of the tokens that may wait where the rest comes as fast as ever.
+MOST_WAITS = 0.5
 #: Prompt tokens for each step that the waits lasted. A decode step reads every weight once, which
 #: lasts as long as some 150 to 300 tokens' arithmetic; a third is asked for.
 PROMPT_PER_STEP = 50.0
 
 
 def by_waits(
-    facts: Facts, tokens: Tokens, is_batch: Flags, steps: Finding | None
+    facts: Facts, tokens: Tokens, is_batch: Flags, steps: Finding | None, reference: float
 ) -> Finding | None:
     """Return few tokens that waited long beside prompts that take that long to compute.
 
@@ -36,6 +44,7 @@ def by_waits(
         tokens: Rates of its engine.
         is_batch: Windows with a batch.
         steps: What launches or batches of steps tell of prompts, None without any.
+        reference: Tokens/s of good seconds.
     """
     assert facts.engine is not None
     buckets = facts.engine.buckets(words.INTER_TOKEN, tokens.edges)
@@ -95,7 +104,18 @@ def by_waits(
         f"{100 * share:.0f} % of the time with demand, beside {prompts:.0f} tokens of prompts.",
     )
     lost = np.where(is_batch, np.minimum(waited / seconds, 1.0), np.nan)
-    proof = by_steps_told(steps, share) or by_dose(tokens, lost, is_held)
+    speed = tokens.generated / np.maximum(tokens.running, 1.0)
+    usual_speed = quantiles.median(speed[is_batch & (tokens.generated >= GOOD * reference)]) or 0.0
+    missing, _within = missing_tokens(tokens, is_batch, max(reference, 1e-9), usual_speed)
+    rows = np.flatnonzero(is_held)
+    phase = is_batch & (np.arange(len(is_held)) >= rows[0]) & (np.arange(len(is_held)) <= rows[-1])
+    # Where the other tokens take longer too, most of them wait, or what is missing is more than
+    # the waits.
+    is_rest_quick = waits[phase].sum() <= MOST_WAITS * buckets.counts[phase].sum()
+    is_rest_quick &= waited[phase].sum() >= EXPLAINED * (missing * seconds)[phase].sum()
+    proof = by_steps_told(steps, share)
+    if proof is None and is_rest_quick:
+        proof = by_dose(tokens, lost, is_held, usual_speed)
     if proof is not None:
         finding.evidence.append(proof.evidence)
     elif more is None and not facts.processes:

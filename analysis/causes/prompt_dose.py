@@ -35,9 +35,10 @@ N_MOVED = 5
 MOVED = 0.5
 #: Standard deviations that this must be beyond chance: one in two hundred.
 BEYOND_CHANCE = 2.6
-#: Share of a prompt that was computed in the window before the one that counts it, and windows that
-#: are taken together.
-_SCALES = ((0.0, 1), (0.5, 1), (1.0, 1), (0.0, 2), (0.0, 4))
+#: Hardly a prompt is computed up to this share of the mean.
+CALM = 0.2
+#: Windows that are taken together.
+_SIZES = (1, 2, 4)
 
 
 def tokens_despite_prompts(
@@ -133,8 +134,8 @@ class Dose:
     n: int
 
 
-def dose_of(prompt: Floats, lost: Floats, is_held: Flags) -> Dose | None:
-    """Return how what was lost follows the prompts within the time between the first held window
+def dose_of(prompt: Floats, lost: Floats, is_low: Flags) -> Dose | None:
+    """Return how what was lost follows the prompts within the time between the first low window
     and the last; None where prompts hardly vary, or the loss does not follow them beyond chance.
 
     Only changes from one window to the next count: that both began at the same moment tells
@@ -144,23 +145,54 @@ def dose_of(prompt: Floats, lost: Floats, is_held: Flags) -> Dose | None:
         prompt: Prompt tokens/s in each window, counted when a prompt's first token comes: in the
             window in which it was computed or, where it took longer, in one after it.
         lost: Share of each window that was lost, in [0, 1]; NaN in windows that do not count.
-        is_held: Windows in which tokens were held up.
+        is_low: Windows in which tokens were few, whatever prompts came.
     """
-    rows = np.flatnonzero(is_held)
+    rows = np.flatnonzero(is_low)
     if len(rows) == 0:
         return None
     span = slice(int(rows[0]), int(rows[-1]) + 1)
     known = np.nan_to_num(prompt)
-    found = []
-    for share, size in _SCALES:
-        shifted = (1 - share) * known + share * np.append(known[1:], 0.0)
-        told = _follows(_in_blocks(shifted[span], size), _in_blocks(lost[span], size))
-        if told is not None:
-            slope, n = told
-            held_prompt = float(shifted[is_held].mean())
-            held_lost = max(float(np.nanmean(lost[is_held])), 1e-9)
-            found.append(Dose(slope * held_prompt / held_lost, n))
-    return max(found, key=lambda item: item.explained, default=None)
+    best, found = 0.0, None
+    # Computed in the window that counts it, half in the one before, or in all since the last count.
+    later = np.append(known[1:], 0.0)
+    for computed in (known, (known + later) / 2, later, _since_last(known)):
+        for size in _SIZES:
+            told = _follows(_in_blocks(computed[span], size), _in_blocks(lost[span], size))
+            if told is not None and told[0] > best:
+                best, slope, n = told
+                is_known = np.isfinite(lost[span])
+                whole = max(float(lost[span][is_known].mean()), 1e-9)
+                found = Dose(slope * float(computed[span][is_known].mean()) / whole, n)
+    return found
+
+
+def speed_between(prompt: Floats, speed: Floats, is_phase: Flags) -> float | None:
+    """Return the median speed of windows of a phase in which hardly a prompt was computed, in the
+    unit of ``speed``; None for too few.
+
+    Args:
+        prompt: Prompt tokens/s in each window, counted at the end of a prompt.
+        speed: Tokens/s of a request in each window.
+        is_phase: Windows of the phase.
+    """
+    known = np.nan_to_num(prompt)
+    most = np.maximum(np.maximum(known, np.append(known[1:], 0.0)), _since_last(known))
+    rows = np.flatnonzero(is_phase)
+    if len(rows) == 0:
+        return None
+    calm = is_phase & (most <= CALM * float(known[is_phase].mean()))
+    return quantiles.median(speed[calm]) if calm.sum() >= N_WINDOWS else None
+
+
+def _since_last(prompt: Floats) -> Floats:
+    """Prompts spread evenly over the windows since the last that counted any."""
+    rows = np.flatnonzero(prompt > 0)
+    result = np.zeros(len(prompt))
+    begin = 0
+    for row in rows.tolist():
+        result[begin : row + 1] = prompt[row] / (row + 1 - begin)
+        begin = row + 1
+    return result
 
 
 def _in_blocks(values: Floats, size: int) -> Floats:
@@ -170,8 +202,10 @@ def _in_blocks(values: Floats, size: int) -> Floats:
     return result
 
 
-def _follows(prompt: Floats, lost: Floats) -> tuple[float, int] | None:
-    """Typical change of the loss per change of the prompts, and how many changes there were."""
+def _follows(prompt: Floats, lost: Floats) -> tuple[float, float, int] | None:
+    """How many standard deviations beyond chance the loss follows the prompts, its typical change
+    per change of the prompts, and how many changes there were; None where that is chance.
+    """
     changes, effects = np.diff(prompt), np.diff(lost)
     is_known = np.isfinite(effects)
     changes, effects = changes[is_known], effects[is_known]
@@ -184,7 +218,7 @@ def _follows(prompt: Floats, lost: Floats) -> tuple[float, int] | None:
     z = math.atanh(min(alike, 0.9999)) * math.sqrt(max(n / 2 - 3, 0.0) / 1.06)
     if z < BEYOND_CHANCE:
         return None
-    return float(np.median(effects[is_moved] / changes[is_moved])), n
+    return z, float(np.median(effects[is_moved] / changes[is_moved])), n
 
 
 def _ranks(values: Floats) -> Floats:

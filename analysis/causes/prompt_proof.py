@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.causes.prefill_steps import decodes_slower
-from analysis.causes.prompt_dose import dose_of
+from analysis.causes.prompt_dose import dose_of, speed_between
 from analysis.causes.token_rates import Flags, Floats, Ints, Tokens, after, before
 from analysis.facts import Facts
 from analysis.finding import Evidence, Finding, Status
@@ -21,12 +21,17 @@ from analysis.finding import Evidence, Finding, Status
 #: Nothing that only slows a device down leaves less than this part of its speed: clocks fall to a
 #: quarter of their level, a handful of processes share a device.
 SLOWEST = 0.1
+#: Tokens/s of a request that make a stop as well: it waits for most of a second for each.
+STOPPED = 1.5
 #: Share of the missing tokens that must be missing in windows below that.
 MOST = 0.5
 #: Prompt tokens for each step of decodes that is missing. A step reads every weight once, which
 #: lasts as long as the arithmetic of a hundred tokens on a GPU and of some fifteen on a CPU; for
 #: fewer than this no device goes without a step.
 PROMPT_PER_STEP = 10.0
+#: Requests get their tokens as fast as ever from this share of their usual speed on: a few more of
+#: them make a step longer too.
+AS_EVER = 0.6
 #: Share of the lost time that must follow the prompts from window to window.
 EXPLAINED = 0.5
 
@@ -84,7 +89,8 @@ def by_stop(tokens: Tokens, missing: Floats, is_held: Flags, usual_speed: float)
         usual_speed: Usual tokens/s of one request: steps/s.
     """
     seconds = np.diff(tokens.edges) / 1e9
-    is_stopped = is_held & (1 - missing <= SLOWEST)
+    speed = tokens.generated / np.maximum(tokens.running, 1.0)
+    is_stopped = is_held & (1 - missing <= SLOWEST) & (speed <= STOPPED)
     if missing[is_stopped].sum() < MOST * missing[is_held].sum() or not is_stopped.any():
         return None
     near = is_held | after(is_held) | before(is_held)
@@ -101,15 +107,24 @@ def by_stop(tokens: Tokens, missing: Floats, is_held: Flags, usual_speed: float)
     )
 
 
-def by_dose(tokens: Tokens, lost: Floats, is_held: Flags) -> Proof | None:
-    """Return the proof that lost time follows the prompts from window to window.
+def by_dose(tokens: Tokens, lost: Floats, is_low: Flags, usual_speed: float) -> Proof | None:
+    """Return the proof that lost time follows the prompts from window to window; none where tokens
+    are slow between the prompts too.
 
     Args:
         tokens: Rates of the engine.
         lost: Share of each window that was lost, in [0, 1]; NaN where it does not count.
-        is_held: Windows in which tokens were held up.
+        is_low: Windows in which tokens were few, whatever prompts came.
+        usual_speed: Usual tokens/s of one request.
     """
-    dose = dose_of(tokens.prompt, lost, is_held)
+    rows = np.flatnonzero(is_low)
+    place = np.arange(len(is_low))
+    is_phase = np.isfinite(lost) & (place >= rows[0]) & (place <= rows[-1])
+    speed = tokens.generated / np.maximum(tokens.running, 1.0)
+    between = speed_between(tokens.prompt, speed, is_phase)
+    if between is not None and between < AS_EVER * usual_speed:
+        return None
+    dose = dose_of(tokens.prompt, lost, is_low)
     if dose is None or dose.explained < EXPLAINED:
         return None
     share = min(100 * dose.explained, 100.0)

@@ -14,6 +14,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
+#: Windows in which at least this share of the usual tokens comes tell what undisturbed decodes do.
+GOOD = 0.75
 #: Windows that a reference level needs.
 N_WINDOWS = 3
 #: Scrapes closer than this are taken together, ns.
