@@ -146,6 +146,11 @@ def control_identity(pid: int, directory: str, root: Path = proc.PROC) -> Identi
 
     May block where the process's file system does not answer: not for the recorder's thread.
     """
+    if not directory.startswith("/"):
+        try:
+            directory = f"{Path(f'{root}/{pid}/cwd').readlink()}/{directory}"
+        except OSError:
+            return None
     try:
         top = os.open(f"{root}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

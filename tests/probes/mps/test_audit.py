@@ -177,6 +177,13 @@ def test_the_environment_says_otherwise(mps: StandIn, is_set: bool):
     assert "a-private-folder" not in repr(client)
 
 
+def test_a_folder_named_from_where_the_process_is(mps: StandIn):
+    with process(script=f"cd {mps.folder.parent}", pipe=Path(mps.folder.name)) as pid:
+        assert judge(pid, mps.found()).reason == "unexplained"
+    with process(script="cd /", pipe=Path(mps.folder.name)) as pid:
+        assert judge(pid, mps.found()).reason == "environment"
+
+
 def test_a_pid_namespace_changes_nothing(mps: StandIn):
     """The driver lists host pids; the process itself believes to be number 1."""
     wrapper = ("unshare", "--pid", "--fork", "--mount-proc")
