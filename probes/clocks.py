@@ -90,6 +90,9 @@ class ClockAnchors:
         self._readers = readers or ClockReaders()
         #: Stretches without a jump; each a list of anchors in order.
         self._stretches: list[list[Anchor]] = []
+        #: The newest reading that went on without a jump, and jumps found by looks.
+        self._looked: Anchor | None = None
+        self._untold: list[ClockChange] = []
 
     @property
     def last(self) -> Anchor | None:
@@ -97,9 +100,29 @@ class ClockAnchors:
         return self._stretches[-1][-1] if self._stretches else None
 
     def read(self) -> tuple[Anchor, list[ClockChange]]:
-        """Return a new anchor in ns, and the jumps found since the one before."""
+        """Return a new anchor in ns, and the jumps found since the last call."""
         anchor = read_anchor(self._readers)
-        return anchor, self.add(anchor)
+        changes = [*self._untold, *self._take(anchor)]
+        self._untold.clear()
+        return anchor, changes
+
+    def look(self) -> None:
+        """Find a jump since the last anchor, which :meth:`read` tells; keep nothing without one."""
+        anchor = read_anchor(self._readers)
+        if self.last is None or self._jumps(self.last, anchor)[1]:
+            self._untold += self._take(anchor)
+        else:
+            self._looked = anchor
+
+    def _take(self, anchor: Anchor) -> list[ClockChange]:
+        """Add an anchor; before a jump the last look too, so that it is known when it was."""
+        looked, self._looked = self._looked, None
+        last = self.last
+        if looked is None or last is None or looked.monotonic_ns <= last.monotonic_ns:
+            return self.add(anchor)
+        if not self._jumps(last, anchor)[1]:
+            return self.add(anchor)
+        return [*self.add(looked), *self.add(anchor)]
 
     def add(self, anchor: Anchor) -> list[ClockChange]:
         """Add an anchor (later than all before) and return the jumps since the last, in ns."""
@@ -107,6 +130,20 @@ class ClockAnchors:
         if previous is None:
             self._stretches.append([anchor])
             return []
+        changes, is_split = self._jumps(previous, anchor)
+        if is_split:
+            self._stretches.append([anchor])
+            del self._stretches[:-KEPT_STRETCHES]
+        else:
+            self._stretches[-1].append(anchor)
+            self._thin()
+        return changes
+
+    @staticmethod
+    def _jumps(previous: Anchor, anchor: Anchor) -> tuple[list[ClockChange], bool]:
+        """The jumps between two anchors, and whether a line from one to the other would bend the
+        mapping: small steps are no event, but do.
+        """
         error = anchor.error_ns + previous.error_ns
         elapsed = anchor.monotonic_ns - previous.monotonic_ns
         slept = (anchor.boottime_ns - previous.boottime_ns) - elapsed
@@ -119,20 +156,22 @@ class ClockAnchors:
             stepped = moved
         if abs(stepped) > STEP_NS + error + SLEW * elapsed:
             changes.append(ClockChange("clock_step", anchor.monotonic_ns, stepped))
-        # Small steps are no event, but a line through one would bend the mapping.
-        if changes or abs(stepped) > error + SLEW * elapsed:
-            self._stretches.append([anchor])
-            del self._stretches[:-KEPT_STRETCHES]
-        else:
-            self._stretches[-1].append(anchor)
-            self._thin()
-        return changes
+        return changes, bool(changes) or abs(stepped) > error + SLEW * elapsed
 
     def _thin(self) -> None:
         """Drop every second old anchor of a long stretch: the mapping stays bounded in memory."""
         stretch = self._stretches[-1]
         if len(stretch) > KEPT_ANCHORS:
             self._stretches[-1] = stretch[:-64:2] + stretch[-64:]
+
+    def map_received(
+        self, realtime_ns: NDArray[np.int64], near_ns: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what :meth:`to_monotonic_array` does for values that were received just now: a
+        jump since the last anchor is found first, which may be seconds old.
+        """
+        self.look()
+        return self.to_monotonic_array(realtime_ns, near_ns)
 
     def to_monotonic_array(
         self, realtime_ns: NDArray[np.int64], near_ns: NDArray[np.int64] | None = None

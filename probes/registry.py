@@ -132,7 +132,7 @@ def _nvml(options: ProbeOptions) -> Probe:
     from probes.gpu.nvml import NvmlProbe
 
     return NvmlProbe(
-        options.tree, to_monotonic=options.anchors.to_monotonic_array, contexts=options.contexts
+        options.tree, to_monotonic=options.anchors.map_received, contexts=options.contexts
     )
 
 

@@ -94,6 +94,42 @@ def test_step_is_reported_and_does_not_reorder(step_s):
     assert (np.diff(times) > 0).all()
 
 
+@pytest.mark.parametrize("step_s", [-20.0, 1118.0, -0.02])
+def test_a_step_since_the_last_anchor_is_found_before_anything_is_mapped(step_s):
+    """Anchors are seconds apart; what is received in between must not wait for the next."""
+    clocks = FakeClocks()
+    anchors = ClockAnchors(clocks.readers())
+    anchors.read()
+    told = []
+    for turn in range(200):
+        clocks.now += S // 10
+        if turn == 105:
+            clocks.wall_offset += int(step_s * S)
+        truth, wall = clocks.now, clocks.wall()
+        clocks.now += S // 100
+        times, errors = anchors.map_received(np.array([wall]), np.array([clocks.now]))
+        assert (
+            abs(int(times[0]) - truth) <= int(errors[0]) + abs(min(step_s, 0)) * (step_s > -1) * S
+        )
+        if turn % 50 == 49:
+            told += anchors.read()[1]
+    [change] = told
+    assert change.kind == "clock_step"
+    assert change.change_ns == pytest.approx(step_s * S, abs=1_000)
+    assert 111 * S < change.time_ns < 112 * S
+    assert len(anchors._stretches) == 2
+
+
+def test_looks_keep_nothing_where_nothing_jumps():
+    clocks = FakeClocks()
+    anchors = ClockAnchors(clocks.readers())
+    anchors.look()
+    for _ in range(1000):
+        clocks.now += S
+        anchors.look()
+    assert [len(stretch) for stretch in anchors._stretches] == [1]
+
+
 def test_backward_step_without_receipt_time_owns_up_to_the_ambiguity():
     clocks = FakeClocks()
     anchors = ClockAnchors(clocks.readers())
