@@ -40,6 +40,8 @@ _HELLO_NS = SECOND_NS // 2
 _FINISH_NS = 3 * SECOND_NS // 10
 #: Abandoned children that still hang, at which no further one is started.
 _MAX_HANGING = 4
+#: Pids without a process that are counted; a driver may list garbage, other at each look.
+_MOST_UNSEEN = 10_000
 #: Numbers of a GPU in the manifest.
 _LIMITS = ("memory_bytes", "power_limit_mw", "sm_clock_max_mhz", "numa_node")
 _REMEDY = "check that 'nvidia-smi' works on this host"
@@ -297,7 +299,8 @@ class NvmlProbe:
         targets = self._targets.pids() if self._targets is not None else set()
         self._contexts.put_frames(all_of("processes"))
         processes, unseen = process_rows(all_of("processes"), self._namer, targets)
-        self._unseen |= unseen
+        if len(self._unseen) < _MOST_UNSEEN:
+            self._unseen |= unseen
         if processes:
             batches.append(process_batch(processes))
         for time_ns, device, reason in all_of("events"):

@@ -69,7 +69,7 @@ class SlowSampler:
         try:
             self._read_topology()
         except Exception as error:  # noqa: BLE001 - what is odd of it must not end the rest
-            self._driver.errors[f"topology: {type(error).__name__}: {error}"[:200]] += 1
+            self._driver.errors[f"topology: {type(error).__name__}"] += 1
         while not stop.is_set():
             begin = time.monotonic_ns()
             with_pcie, with_health = begin >= pcie_due, begin >= health_due
@@ -86,7 +86,7 @@ class SlowSampler:
                     self._forget(device)
                     lose(device, error)
                 except Exception as error:  # noqa: BLE001 - what is odd of one must not end the rest
-                    self._driver.errors[f"GPU {device}: {type(error).__name__}: {error}"[:200]] += 1
+                    self._driver.errors[f"GPU {device}: {type(error).__name__}"] += 1
             left = self._interval_ns - (time.monotonic_ns() - begin)
             stop.wait(max(left, 0) / 1e9)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -461,3 +462,12 @@ def test_no_child_is_left_behind(mock_nvml: Path, faults: Faults) -> None:
     details = rec.probe.report().details
     assert details and details["n_hanging"] == 0
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_garbage_pids_do_not_heap_up() -> None:
+    probe = NvmlProbe()
+    for turn in range(100):
+        pids = [(4_200_000 + turn * 500 + i, None) for i in range(500)]
+        frame = {"processes": [(1, 0, pids, None, None, {})]}
+        probe._take(SimpleNamespace(devices=set()), [frame], 1, [])
+    assert 10_000 <= len(probe._unseen) < 11_000
