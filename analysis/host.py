@@ -93,14 +93,16 @@ def load_throttling(session: Session, cgroups: set[str]) -> Throttling | None:
 
     Args:
         session: The session.
-        cgroups: Paths of the targets' cgroups; all sampled cgroups count where empty.
+        cgroups: Paths of the targets' cgroups, whose ancestors count too; all sampled cgroups do
+            where none of them was sampled.
     """
     rows = _samples(session)
     if rows is None:
         return None
     rows = rows[(rows["scope"] != "host") & rows["n_cpu_throttled"].notna()]
-    if cgroups and rows["scope"].isin(cgroups).any():
-        rows = rows[rows["scope"].isin(cgroups)]
+    own = {scope for scope in set(rows["scope"]) if _holds(scope, cgroups)}
+    if own:
+        rows = rows[rows["scope"].isin(own)]
     found: list[Throttling] = []
     for scope, group in rows.groupby("scope"):
         time = group["time_ns"].to_numpy(dtype=np.int64)
@@ -122,6 +124,12 @@ def load_throttling(session: Session, cgroups: set[str]) -> Throttling | None:
             )
         )
     return max(found, key=lambda item: item.n_throttled, default=None)
+
+
+def _holds(scope: str, cgroups: set[str]) -> bool:
+    """Whether a cgroup is one of some, or an ancestor of one: its quota is for all below it."""
+    below = scope.rstrip("/") + "/"
+    return any(path == scope or path.startswith(below) for path in cgroups)
 
 
 def steal_share(session: Session) -> float | None:
