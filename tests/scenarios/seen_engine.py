@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,13 @@ def engine_samples(scene: Scene, actors: Sequence[Actor]) -> list[Row]:
 
 
 def _one_engine(scene: Scene, actor: Actor, index: int) -> list[Row]:
-    described = {
+    # In one order, since what is drawn first decides what is drawn next.
+    described = dict.fromkeys(
         metric
         for _start, _end, phase in scene.phases
         for metric in part_of(phase.get("engine", {}), index)
-    }
-    unknown = described - set(KINDS)
+    )
+    unknown = set(described) - set(KINDS)
     assert not unknown, f"the vocabulary of engine metrics has no {unknown}"
     marks = {key: value for key, value in actor.marks.items() if key not in described}
     _answers(scene, marks, described)
@@ -80,7 +81,7 @@ def _one_engine(scene: Scene, actor: Actor, index: int) -> list[Row]:
 
 
 def _with_gauges(
-    phase: Mapping[str, Any], part: Mapping[str, Any], described: set[str]
+    phase: Mapping[str, Any], part: Mapping[str, Any], described: Collection[str]
 ) -> dict[str, Any]:
     """What a phase describes, and the gauges that every engine has; the rest stands still."""
     base: dict[str, Any] = {
@@ -98,7 +99,7 @@ def _with_gauges(
 
 
 def _answers(
-    scene: Scene, marks: dict[str, list[tuple[int, float, float]]], described: set[str]
+    scene: Scene, marks: dict[str, list[tuple[int, float, float]]], described: Collection[str]
 ) -> None:
     """Requests that finish as their tokens come, where the case does not describe them."""
     generated = marks.get("generation_tokens")

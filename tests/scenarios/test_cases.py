@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from analysis import open_session
 from analysis.causes import CAUSES
 from tests.scenarios.build import build
 from tests.scenarios.case import CALM, CASES, Case, CaseError, all_cases, read_case
@@ -80,6 +84,22 @@ def test_a_seed_draws_the_same_again(name: str, tmp_path: Path) -> None:
     for table in first.tables:
         assert first.table(table).equals(again.table(table))
     assert any(not first.table(table).equals(other.table(table)) for table in first.tables)
+
+
+def test_another_process_draws_the_same(tmp_path: Path) -> None:
+    """Whatever order its sets have: strings hash differently in every process."""
+    drawn = []
+    for seed in ("1", "2"):
+        path = tmp_path / seed
+        subprocess.run(
+            [sys.executable, "-m", "tests.scenarios.build", "i06_chunked_prefill", "-o", str(path)],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=CASES.parents[2],
+        )
+        drawn.append(open_session(path).table("engine_sample"))
+    assert drawn[0].equals(drawn[1])
 
 
 def test_only_what_the_report_gives_is_in_the_tables(tmp_path: Path) -> None:
