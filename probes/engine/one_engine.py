@@ -45,7 +45,7 @@ class OneEngine:
         """Return whether this page and those before it are of several engines."""
         has_swapped = False
         if page.series is not self._series:
-            has_swapped = self._take_over(page.series)
+            has_swapped = self._take_over(page)
         values = page.values[self._index]
         n_counting = np.count_nonzero(self._last > 0)
         n_fallen = np.count_nonzero(values < self._last)
@@ -54,12 +54,17 @@ class OneEngine:
         self._falls.append(has_fallen or has_swapped)
         return sum(self._falls) > MOST_FALLS
 
-    def _take_over(self, series: Sequence[Series]) -> bool:
+    def _take_over(self, page: Exposition) -> bool:
         """Learn which series of a page are counters; tells whether most of them were there before,
         but not on the last page.
         """
         before = dict(zip(self._counters, self._last.tolist(), strict=True))
-        index = [i for i, item in enumerate(series) if item.name.endswith(_CUMULATIVE)]
+        series = page.series
+        index = [
+            i
+            for i, item in enumerate(series)
+            if item.name.endswith(_CUMULATIVE) and page.types.get(item.name) != "gauge"
+        ]
         self._series = series
         self._index = np.array(index, np.intp)
         self._counters = [series[i] for i in index]

@@ -81,6 +81,14 @@ def test_an_engine_that_moves_to_another_name_is_one_engine() -> None:
         assert not watch.sees("\n".join([*lines, ""]))
 
 
+def test_gauges_that_are_called_like_counters_may_fall() -> None:
+    """Of the service around an engine with few counters."""
+    watch = Watch()
+    for turn in range(100):
+        gauges = [f"# TYPE g{i}_count gauge\ng{i}_count {turn * (i + 3) % 7}\n" for i in range(9)]
+        assert not watch.sees("".join(gauges) + f"tgi_request_count {turn}\n")
+
+
 def test_nan_and_pages_without_counters_are_no_falls() -> None:
     watch = Watch()
     for turn in range(30):
