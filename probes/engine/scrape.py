@@ -25,6 +25,9 @@ from probes.probe import Batch, PidSource, ProbeError, SourceReport, make_batch
 SECOND_NS = 1_000_000_000
 #: A failing endpoint is asked ever less often, up to this.
 _MAX_PAUSE_NS = 5 * SECOND_NS
+#: Share of the time that scraping may take, and the longest interval that it falls back to.
+_MOST_SHARE = 0.05
+_SLOWEST_NS = 10 * SECOND_NS
 #: Characters of pages kept unread at most.
 _MAX_HELD_CHARACTERS = 1 << 20
 
@@ -66,6 +69,9 @@ class Scraper(threading.Thread):
         self._one_engine = OneEngine()
         self._fetcher = Fetcher(url, deadline_ns, clock, keep=True)
         self._interval_ns = interval_ns
+        #: Time between two scrapes as it is now, and what one costs, on average.
+        self.paced_ns = interval_ns
+        self._usual_ns = 0
         self._deadline_ns = deadline_ns
         self._namespace = namespace
         #: Identity of the network that it asks from; empty for the recorder's own.
@@ -100,14 +106,25 @@ class Scraper(threading.Thread):
             self._busy_since = self._clock()
             is_good = self._scrape()
             self._busy_since = None
-            self.cost_ns = time.thread_time_ns()
-            pause = self._interval_ns if is_good else min(2 * pause, _MAX_PAUSE_NS)
+            spent_ns, self.cost_ns = -self.cost_ns, time.thread_time_ns()
+            self.pace(spent_ns + self.cost_ns)
+            pause = self.paced_ns if is_good else min(2 * pause, _MAX_PAUSE_NS)
             now = self._clock()
             # On the beat of the other sources: what was used just before costs less than what was
             # not for a while.
             self._gate.acquire(timeout=(pause - now % pause) / 1e9)
         self._fetcher.close()
         self._read_pages()
+
+    def pace(self, spent_ns: int) -> None:
+        """Scrape less often while a scrape costs too much of the time, and more often again after:
+        a page of tens of thousands of lines that change must not cost a CPU.
+        """
+        self._usual_ns += (spent_ns - self._usual_ns) // 8
+        if self._usual_ns > _MOST_SHARE * self.paced_ns:
+            self.paced_ns = min(2 * self.paced_ns, max(_SLOWEST_NS, self._interval_ns))
+        elif self._usual_ns < _MOST_SHARE / 4 * self.paced_ns:
+            self.paced_ns = max(self.paced_ns // 2, self._interval_ns)
 
     def take(self, now_ns: int) -> list[Batch]:
         """Return what is ready; ends an exchange that is long overdue."""
@@ -308,6 +325,9 @@ class EngineProbe:
         lost = [scraper.url for scraper in self._scrapers if scraper.is_lost]
         if lost:
             note = f"{', '.join(lost)} could not be read at the end"
+        elif slow := [item for item in self._scrapers if item.paced_ns > self._interval_ns]:
+            seconds = max(item.paced_ns for item in slow) / 1e9
+            note = f"a page is so large that it is read every {seconds:g} s only"
         return SourceReport(
             name=self.name,
             n_rows=self._n_rows,

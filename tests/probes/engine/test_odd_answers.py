@@ -15,7 +15,7 @@ import pytest
 from probes.engine.canary import CanaryProbe
 from probes.engine.exposition import MAX_LINES
 from probes.engine.fetch import MAX_PAGE_BYTES, Fetcher, FetchError
-from probes.engine.scrape import EngineProbe
+from probes.engine.scrape import EngineProbe, Scraper
 from probes.engine.stream import EventStream
 from tests.probes.engine.serving import Server, page, raw, serving
 from tests.probes.engine.test_found_again import Drained
@@ -202,3 +202,21 @@ def test_a_page_of_too_many_lines_is_one_event_that_says_so() -> None:
         collected.add(collected.probe.stop())
     assert collected.kinds() == ["source_lost", "source_recovered"]
     assert "more than 50,000 lines" in str(collected.events[0]["detail"])
+
+
+def test_a_page_that_costs_too_much_is_read_less_often_and_often_again() -> None:
+    scraper = Scraper("http://127.0.0.1:1/metrics")
+    scraper.pace(30_000_000)
+    for _ in range(20):
+        scraper.pace(4_000_000)
+    assert scraper.paced_ns == SECOND_NS
+    for _ in range(40):
+        scraper.pace(1_500_000_000)
+    assert scraper.paced_ns == 10 * SECOND_NS
+    for _ in range(200):
+        scraper.pace(4_000_000)
+    assert scraper.paced_ns == SECOND_NS
+    scraper = Scraper("http://127.0.0.1:1/metrics", interval_ns=SECOND_NS // 10)
+    for _ in range(100):
+        scraper.pace(3_000_000)
+    assert scraper.paced_ns == SECOND_NS // 10
