@@ -161,9 +161,15 @@ class CanaryThread(threading.Thread):
     def take(self, now_ns: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return rows of ``request`` and ``event`` since the last call; ends what is overdue."""
         since = self._busy_since
-        if since is not None and now_ns - since > self._deadline_ns + SECOND_NS // 4:
+        is_overdue = since is not None and now_ns - since > self._deadline_ns + SECOND_NS // 4
+        if is_overdue:
             self.abort()
         with self._lock:
+            if is_overdue and not self.is_lost:
+                # Looking up a name cannot be ended; the row comes when it ends.
+                self.is_lost = True
+                text = f"The canary: no whole answer within {self._deadline_ns / 1e9:g} s."
+                self._events.append((now_ns, "source_lost", text))
             rows, self._rows = self._rows, []
             events = [
                 {"time_ns": when, "kind": kind, "name": f"canary {self.endpoint}", "detail": text}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -261,3 +262,30 @@ def test_chunks_come_apart_wherever_they_are_cut(step: int):
     assert reader.is_done and not reader.needs_end
     with pytest.raises(FetchError, match="chunks"):
         _Body(True, None).feed(b"1" * 100)
+
+
+def test_a_name_that_is_looked_up_for_ever_is_told(monkeypatch: pytest.MonkeyPatch):
+    going_on = threading.Event()
+    look_up = socket.getaddrinfo
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        going_on.wait(20)
+        return look_up(*arguments, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with serving(raw(b"")) as server:
+        url = f"http://localhost:{server.port}/v1/completions"
+        probe = CanaryProbe(url, "m", deadline_ns=100_000_000, interval_ns=50_000_000)
+        probe.start()
+        told: list[dict[str, Any]] = []
+
+        def drain() -> None:
+            for batch in probe.drain(time.monotonic_ns()):
+                told.extend(row for row in batch.rows.to_pylist() if batch.table is EVENT)
+
+        assert wait_for(lambda: drain() or bool(told))
+        drain()
+        going_on.set()
+        list(probe.stop())
+    assert [row["kind"] for row in told] == ["source_lost"]
+    assert "no whole answer within 0.1 s" in told[0]["detail"]
