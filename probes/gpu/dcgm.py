@@ -38,6 +38,8 @@ _LONGEST_RESTART_NS = 300 * SECOND_NS
 _JOIN_S = 0.2
 #: A dcgmi that prints no values for so long hangs; it needs a few seconds to begin.
 _SILENCE_NS = 15 * SECOND_NS
+#: An exchange that lasts so long hangs: its own deadline is 2 s.
+_OVERDUE_NS = 3 * SECOND_NS
 _READ_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 16
 _CONFLICT = (
@@ -100,6 +102,7 @@ class DcgmProbe:
         rows: list[dict[str, Any]] = []
         parts: list[dict[str, Any]] = []
         events: list[dict[str, Any]] = []
+        self._reader.look(now_ns)
         while self._readings:
             time_ns, device, instance, values = self._readings.popleft()
             is_repeated = self._reader.may_repeat and self._last.get((device, instance)) == values
@@ -187,6 +190,8 @@ class _Reader(threading.Thread):
         self._clock = clock
         self._stop_event = threading.Event()
         self._is_lost = False
+        #: Begin of an exchange, whose deadline does not cover the look-up of a name.
+        self._busy_since: int | None = None
 
     def lose(self, reason: str) -> None:
         """Report the loss of the source, once until it recovers."""
@@ -196,6 +201,12 @@ class _Reader(threading.Thread):
             self._is_lost = True
             detail = f"DCGM cannot be read: {reason}."
             self._events.append((self._clock(), "source_lost", detail))
+
+    def look(self, now_ns: int) -> None:
+        """Report the source as lost where its thread hangs in what cannot be ended."""
+        since = self._busy_since
+        if since is not None and now_ns - since > _OVERDUE_NS and not self._is_lost:
+            self.lose("no whole answer in time")
 
     def found(self) -> None:
         """Report the recovery of the source, if it was lost."""
@@ -383,11 +394,14 @@ class _ExporterReader(_Reader):
     def _read(self) -> None:
         """Read the page once."""
         assert self._fetcher is not None
+        self._busy_since = self._clock()
         try:
             page = self._fetcher.get()
         except FetchError as error:
             self.lose(str(error))
             return
+        finally:
+            self._busy_since = None
         parsed = self._parser.parse(page.text)
         devices = read_exporter(parsed, self._uuids)
         if not devices or not parsed.is_complete:

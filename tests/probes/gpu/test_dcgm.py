@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -389,3 +391,22 @@ def test_an_exporter_that_fails_is_one_event_and_a_gap(shared_data: Path) -> Non
         assert rec.until(lambda: len(rec.samples) > n_rows)
         list(probe.stop())
     assert [event["kind"] for event in rec.events] == ["source_lost", "source_recovered"]
+
+
+def test_a_name_that_is_looked_up_for_ever_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    going_on = threading.Event()
+
+    def never(*_: Any, **__: Any) -> None:
+        going_on.wait(20)
+        raise OSError("gone")
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    monkeypatch.setattr(dcgm, "_OVERDUE_NS", 200_000_000)
+    probe = DcgmProbe("http://exporter:9400/metrics", interval_ns=20_000_000)
+    rec = Recording(probe)
+    probe.start()
+    assert rec.until(lambda: bool(rec.events))
+    going_on.set()
+    list(probe.stop())
+    assert [event["kind"] for event in rec.events] == ["source_lost"]
+    assert "no whole answer in time" in rec.events[0]["detail"]
