@@ -12,7 +12,7 @@ import pytest
 
 from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_SAMPLE
 from probes.engine.exposition import parse_exposition
-from probes.gpu import dcgm
+from probes.gpu import dcgm_readers
 from probes.gpu.dcgm import DcgmProbe
 from probes.gpu.dcgm_fields import (
     BY_NUMBER,
@@ -258,8 +258,8 @@ for i in range(1000):
 def test_a_dcgmi_that_ends_is_one_event_and_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, reason: str
 ) -> None:
-    monkeypatch.setattr(dcgm, "_RESTART_NS", 20_000_000)
-    monkeypatch.setattr(dcgm, "_LONGEST_RESTART_NS", 20_000_000)
+    monkeypatch.setattr(dcgm_readers, "_RESTART_NS", 20_000_000)
+    monkeypatch.setattr(dcgm_readers, "_LONGEST_RESTART_NS", 20_000_000)
     probe = DcgmProbe(fields=(1001,), command=fake_dcgmi(tmp_path, body))
     rec = Recording(probe)
     probe.start()
@@ -288,9 +288,9 @@ def test_a_dcgmi_that_ends_is_one_event_and_run_again(
 def test_a_dcgmi_that_hangs_is_one_event_and_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.setattr(dcgm, "_RESTART_NS", 20_000_000)
-    monkeypatch.setattr(dcgm, "_LONGEST_RESTART_NS", 20_000_000)
-    monkeypatch.setattr(dcgm, "_SILENCE_NS", 500_000_000)
+    monkeypatch.setattr(dcgm_readers, "_RESTART_NS", 20_000_000)
+    monkeypatch.setattr(dcgm_readers, "_LONGEST_RESTART_NS", 20_000_000)
+    monkeypatch.setattr(dcgm_readers, "_SILENCE_NS", 500_000_000)
     command = fake_dcgmi(tmp_path, body)
     probe = DcgmProbe(fields=(1001,), interval_ns=100_000_000, command=command)
     rec = Recording(probe)
@@ -401,7 +401,7 @@ def test_a_name_that_is_looked_up_for_ever_is_told(monkeypatch: pytest.MonkeyPat
         raise OSError("gone")
 
     monkeypatch.setattr(socket, "getaddrinfo", never)
-    monkeypatch.setattr(dcgm, "_OVERDUE_NS", 200_000_000)
+    monkeypatch.setattr(dcgm_readers, "_OVERDUE_NS", 200_000_000)
     probe = DcgmProbe("http://exporter:9400/metrics", interval_ns=20_000_000)
     rec = Recording(probe)
     probe.start()
