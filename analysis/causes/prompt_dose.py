@@ -203,8 +203,8 @@ def _in_blocks(values: Floats, size: int) -> Floats:
 
 
 def _follows(prompt: Floats, lost: Floats) -> tuple[float, float, int] | None:
-    """How many standard deviations beyond chance the loss follows the prompts, its typical change
-    per change of the prompts, and how many changes there were; None where that is chance.
+    """How well the loss fits the prompts, its typical change per change of the prompts, and how
+    many changes there were; None where that one follows the other may be chance.
     """
     changes, effects = np.diff(prompt), np.diff(lost)
     is_known = np.isfinite(effects)
@@ -215,10 +215,18 @@ def _follows(prompt: Floats, lost: Floats) -> tuple[float, float, int] | None:
         return None
     alike = float(np.corrcoef(_ranks(changes), _ranks(effects))[0, 1])
     # Neighbouring changes share a window, so that half of them count; by Fisher's z.
-    z = math.atanh(min(alike, 0.9999)) * math.sqrt(max(n / 2 - 3, 0.0) / 1.06)
+    z = _fisher(alike) * math.sqrt(max(n / 2 - 3, 0.0) / 1.06)
     if z < BEYOND_CHANCE:
         return None
-    return z, float(np.median(effects[is_moved] / changes[is_moved])), n
+    both = np.isfinite(prompt) & np.isfinite(lost)
+    levels = float(np.corrcoef(prompt[both], lost[both])[0, 1])
+    fit = _fisher(levels) * math.sqrt(n)
+    return fit, float(np.median(effects[is_moved] / changes[is_moved])), n
+
+
+def _fisher(correlation: float) -> float:
+    """Fisher's z of a correlation in [-1, 1], finite."""
+    return math.atanh(min(max(correlation, -0.9999), 0.9999))
 
 
 def _ranks(values: Floats) -> Floats:
