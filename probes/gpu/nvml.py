@@ -19,6 +19,7 @@ from analysis.schema import EVENT, GPU_INSTANCE_SAMPLE, GPU_PROCESS, GPU_SAMPLE,
 from probes.clocks import ClockReaders, read_anchor
 from probes.gpu.contexts import ContextBoard
 from probes.gpu.events import ALL, driver_event, gpu_name, health_events
+from probes.gpu.inventory import Inventory, unique_uuids
 from probes.gpu.losses import FIRST_PAUSE_NS, DeviceLosses
 from probes.gpu.nvml_process import Frame, SamplerProcess
 from probes.gpu.rows import (
@@ -45,20 +46,6 @@ _MOST_UNSEEN = 10_000
 #: Numbers of a GPU in the manifest.
 _LIMITS = ("memory_bytes", "power_limit_mw", "sm_clock_max_mhz", "numa_node")
 _REMEDY = "check that 'nvidia-smi' works on this host"
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """The GPUs of the host: each a dict with the fields of the manifest's ``Gpu``, by index."""
-
-    gpus: list[dict[str, Any]]
-    driver_version: str | None = None
-    nvml_version: str | None = None
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether this is the simulated device."""
-        return "simulated" in (self.driver_version or "").lower()
 
 
 @dataclass
@@ -232,7 +219,7 @@ class NvmlProbe:
             self._library_dir,
             self._env,
             self._clock,
-            _unique_uuids(self._gpus),
+            unique_uuids(self._gpus),
         )
         self._samplers[sampler] = _Cost()
         return sampler
@@ -416,16 +403,6 @@ def gpus(
         ProbeError: there is no NVML here, or it does not answer.
     """
     return inventory(library_dir, env).gpus
-
-
-def _unique_uuids(gpus: Mapping[int, Mapping[str, Any]]) -> dict[int, str | None]:
-    """UUID of each GPU by index, None where it tells none that is its own."""
-    uuids = {index: gpu.get("uuid") for index, gpu in gpus.items()}
-    told = list(uuids.values())
-    return {
-        index: uuid if uuid and uuid.startswith("GPU-") and told.count(uuid) == 1 else None
-        for index, uuid in uuids.items()
-    }
 
 
 def _mapping_now() -> ToMonotonic:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes.gpu.contexts import ContextBoard, DeviceContexts
-from probes.gpu.nvml import Inventory, NvmlProbe
+from probes.gpu.inventory import Inventory
+from probes.gpu.nvml import NvmlProbe
 from probes.host import proc
 from probes.mps.audit import MpsClient, audit
 from probes.mps.control import known_clients

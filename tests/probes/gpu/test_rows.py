@@ -12,7 +12,7 @@ import pytest
 from analysis.schema import GPU_INSTANCE_SAMPLE, GPU_SAMPLE
 from probes.clocks import ClockAnchors
 from probes.gpu.driver import number
-from probes.gpu.nvml import _unique_uuids
+from probes.gpu.inventory import unique_uuids
 from probes.gpu.nvml_slow import SlowSampler
 from probes.gpu.rows import buffer_rows, clean, process_rows, sample_batch
 from tests.probes.test_clocks import FakeClocks, S
@@ -136,4 +136,4 @@ def test_garbage_of_one_number_does_not_end_the_source() -> None:
 def test_a_uuid_names_a_gpu_only_where_it_is_its_own() -> None:
     told = {0: "GPU-a", 1: "GPU-b", 2: "GPU-b", 3: "", 4: None, 5: "N/A"}
     gpus = {index: {"uuid": uuid} for index, uuid in told.items()}
-    assert _unique_uuids(gpus) == {0: "GPU-a", **dict.fromkeys(range(1, 6))}
+    assert unique_uuids(gpus) == {0: "GPU-a", **dict.fromkeys(range(1, 6))}
