@@ -37,6 +37,8 @@ class HeldFiles:
         self._limit = min(allowed, _MOST) if limit is None else limit
         self._open: dict[str, int] = {}
         self._used: set[str] = set()
+        #: How many times files were closed or looked over.
+        self.n_changes = 0
 
     def __len__(self) -> int:
         """Number of files kept open."""
@@ -50,6 +52,7 @@ class HeldFiles:
             data = _read(descriptor)
             if data is not None:
                 return data
+            self.n_changes += 1
             del self._open[path]
             os.close(descriptor)
         try:
@@ -64,29 +67,25 @@ class HeldFiles:
             os.close(descriptor)
         return data
 
-    def read_small(
-        self, paths: Sequence[str], clock: Callable[[], int]
-    ) -> list[tuple[bytes | None, int]]:
-        """Return the bytes of each of some small files (None when one cannot be read), and when.
+    def group(self, paths: Sequence[str]) -> FileGroup:
+        """Return what reads some small files in one go, again and again."""
+        return FileGroup(self, paths)
 
-        What is said in :meth:`read` holds; of a file that is not small, the rest is left out.
-
-        Args:
-            paths: The files.
-            clock: Tells when a file was read.
+    def descriptors(self, paths: Sequence[str]) -> list[int] | None:
+        """Return the open files of some paths until :attr:`n_changes` grows; None where one is not
+        open.
         """
-        opened, pread = self._open, os.pread
+        opened = self._open
         try:
-            result: list[tuple[bytes | None, int]] = [
-                (pread(opened[path], SMALL_BYTES, 0), clock()) for path in paths
-            ]
-        except (KeyError, OSError):
-            return [(self.read(path), clock()) for path in paths]
+            descriptors = [opened[path] for path in paths]
+        except KeyError:
+            return None
         self._used.update(paths)
-        return result
+        return descriptors
 
     def sweep(self) -> None:
         """Close the files that were not read since the last sweep."""
+        self.n_changes += 1
         for path in self._open.keys() - self._used:
             os.close(self._open.pop(path))
         self._used.clear()
@@ -95,6 +94,39 @@ class HeldFiles:
         """Close all files."""
         self._used.clear()
         self.sweep()
+
+
+class FileGroup:
+    """Small files that are read in one go; made by :meth:`HeldFiles.group`."""
+
+    def __init__(self, files: HeldFiles, paths: Sequence[str]) -> None:
+        self._files = files
+        self._paths = paths
+        self._descriptors: list[int] | None = None
+        self._n_changes = -1
+
+    def read(self, clock: Callable[[], int]) -> list[tuple[bytes | None, int]]:
+        """Return the bytes of each file (None when it cannot be read), and when they were read.
+
+        What is said in :meth:`HeldFiles.read` holds; of a file that is not small, the rest is left
+        out.
+
+        Args:
+            clock: Tells when a file was read.
+        """
+        files = self._files
+        if self._n_changes != files.n_changes:
+            self._descriptors = files.descriptors(self._paths)
+            self._n_changes = files.n_changes
+        if self._descriptors is not None:
+            pread = os.pread
+            try:
+                return [(pread(fd, SMALL_BYTES, 0), clock()) for fd in self._descriptors]
+            except OSError:
+                pass
+        result = [(files.read(path), clock()) for path in self._paths]
+        self._n_changes = -1
+        return result
 
 
 def _read(descriptor: int) -> bytes | None:

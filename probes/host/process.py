@@ -78,8 +78,8 @@ class ProcessProbe(BeatProbe[_Reading]):
         self._targets = targets
         self._root = root
         self._processes: dict[int, _Process] = {}
-        #: Files that are read each time, two for each process.
-        self._paths: list[str] = []
+        #: What is read each time, two files for each process.
+        self._group = self._files.group(())
         self._names = ContainerNames(filesystem, clock)
         self._nodes = numa_nodes(system)
         self._slow_ns: int | None = None
@@ -95,14 +95,14 @@ class ProcessProbe(BeatProbe[_Reading]):
         elif pids == self._processes.keys():
             return self._read_all()
         readings = [self._read(pid, is_slow) for pid in sorted(pids)]
-        self._paths = [
-            f"{self._root}/{pid}/{name}" for pid in self._processes for name in ("stat", "statm")
-        ]
+        self._group = self._files.group(
+            [f"{self._root}/{pid}/{name}" for pid in self._processes for name in ("stat", "statm")]
+        )
         return [reading for reading in readings if reading is not None]
 
     def _read_all(self) -> list[_Reading]:
         """Read what is read each time of the processes that are known, in one go."""
-        told = self._files.read_small(self._paths, self._clock)
+        told = self._group.read(self._clock)
         return [
             _Reading(time_ns, pid, process, stat, statm, None)
             for (pid, process), (stat, time_ns), (statm, _) in zip(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from analysis.schema import THREAD_SECOND
 from probes.host import proc
 from probes.host.buffer import SECOND_NS, BeatProbe, Columns
+from probes.host.held import FileGroup
 from probes.probe import PidSource, ProbeError, remedy
 
 _SWITCHES = b"\nvoluntary_ctxt_switches:"
@@ -82,7 +83,7 @@ class _Threads:
 
     n_links: int
     threads: list[_Thread]
-    paths: list[str]
+    files: FileGroup
     due_ns: int = 0
 
 
@@ -166,7 +167,7 @@ class ThreadProbe(BeatProbe[_Reading]):
             listed = self._list(pid)
             if listed is None:
                 continue
-            times = self._files.read_small(listed.paths, self._clock)
+            times = listed.files.read(self._clock)
             launching = None
             if self._is_launcher is not None:
                 launching = [self._is_launcher(pid, thread.tid) for thread in listed.threads]
@@ -237,8 +238,8 @@ class ThreadProbe(BeatProbe[_Reading]):
         known = self._lists.get(pid)
         if known is None or known.n_links != n_links:
             threads = [self._thread(pid, tid) for tid in proc.list_tids(pid, self._root)]
-            paths = [f"{thread.folder}/schedstat" for thread in threads]
-            known = self._lists[pid] = _Threads(n_links, threads, paths)
+            files = self._files.group([f"{thread.folder}/schedstat" for thread in threads])
+            known = self._lists[pid] = _Threads(n_links, threads, files)
         return known
 
     def _thread(self, pid: int, tid: int) -> _Thread:

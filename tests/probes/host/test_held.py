@@ -55,18 +55,37 @@ def test_small_files_are_read_together_whatever_became_of_one():
     files = HeldFiles()
     paths = [f"/proc/{pid}/schedstat" for pid in (child.pid, "self")]
     times = iter(range(100))
-    for first in (0, 2):
-        read = files.read_small(paths, lambda: next(times))
+    group = files.group(paths)
+    for first in (0, 2, 4):
+        read = group.read(lambda: next(times))
         assert [time_ns for _, time_ns in read] == [first, first + 1]
         assert all(data is not None and len(data.split()) == 3 for data, _ in read)
     child.kill()
     child.wait()
-    [(gone, _), (data, _)] = files.read_small(paths, lambda: 0)
+    [(gone, _), (data, _)] = group.read(lambda: 0)
     assert gone is None and data is not None
     assert len(files) == 1
     files.sweep()
     files.sweep()
     assert len(files) == 0
+
+
+def test_a_group_never_reads_a_file_that_took_the_number_of_a_closed_one(tmp_path: Path):
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    files = HeldFiles()
+    group = files.group([str(tmp_path / "a")])
+    assert [group.read(lambda: 0) for _ in range(2)] == [[(b"a", 0)]] * 2
+    files.sweep()
+    files.sweep()  # it was not read in between
+    assert len(files) == 0
+    assert files.read(str(tmp_path / "b")) == b"b"
+    assert group.read(lambda: 0) == [(b"a", 0)]
+    for _ in range(3):
+        files.sweep()
+        assert group.read(lambda: 0) == [(b"a", 0)]
+    assert len(files) == 1
+    files.close()
 
 
 def test_a_replaced_process_file_is_opened_anew(tmp_path: Path):
