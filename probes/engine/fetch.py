@@ -305,6 +305,9 @@ class Fetcher:
             return "the connection was refused"
         if isinstance(error, ConnectionResetError):
             return "the connection was reset"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = getattr(error, "verify_message", "")
+            return f"its certificate is not trusted ({why}); name its authority in SSL_CERT_FILE"
         return str(error)[:120] or type(error).__name__
 
 

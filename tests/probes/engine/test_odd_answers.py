@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import gzip
 import socket
+import ssl
 import threading
 import zlib
 
@@ -220,3 +221,17 @@ def test_a_page_that_costs_too_much_is_read_less_often_and_often_again() -> None
     for _ in range(100):
         scraper.pace(3_000_000)
     assert scraper.paced_ns == SECOND_NS // 10
+
+
+def test_a_certificate_that_is_not_trusted_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "self-signed certificate"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", refuse)
+    with serving(raw(b"")) as server, pytest.raises(FetchError) as caught:
+        Fetcher(f"https://127.0.0.1:{server.port}/metrics", SECOND_NS).get()
+    assert "not trusted (self-signed certificate)" in str(caught.value)
+    assert "SSL_CERT_FILE" in str(caught.value)

@@ -236,6 +236,35 @@ def test_a_real_quota_is_told_from_inside_of_its_container(
     assert row["n_cpu_periods"] >= 0
 
 
+@pytest.mark.root
+def test_a_real_limit_of_memory_is_told_of_the_group_that_has_it() -> None:
+    mount = next((mount for mount in find_mounts() if "memory" in mount.controllers), None)
+    if mount is None or mount.root != "/":
+        pytest.skip("the memory controller is not on version 1 here, or this is a container")
+    outer = Path(mount.point) / f"tracer-test-memory-{os.getpid()}"
+    inner = outer / "inner"
+    child = subprocess.Popen([sys.executable, "-c", "a = bytearray(8 << 20); input()"], stdin=-1)
+    try:
+        inner.mkdir(parents=True)
+        (outer / "memory.limit_in_bytes").write_text(str(64 << 20))
+        (inner / "cgroup.procs").write_text(str(child.pid))
+        rows = sample_cgroups(cgroups_of({child.pid}), find_mounts())
+    except OSError as error:
+        pytest.skip(f"no cgroup with a limit of memory can be made here ({error.strerror})")
+    finally:
+        child.kill()
+        child.communicate()
+        for folder in (inner, outer):
+            for _ in range(50):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+                    break
+                time.sleep(0.02)
+    assert rows[f"/{outer.name}"]["memory_total_bytes"] == 64 << 20
+    assert "memory_total_bytes" not in rows[f"/{outer.name}/inner"]
+    assert rows[f"/{outer.name}/inner"]["memory_used_bytes"] >= 0
+
+
 @pytest.fixture
 def unified_group(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A real cgroup of version 2, whatever controllers it has; and its path."""
