@@ -159,8 +159,8 @@ def leave_open(facts: Facts, finding: Finding, text: str, otherwise: str = "") -
     finding.summary = ""
     finding.undecided_because = f"{text}, but " + (
         otherwise
-        or "from second to second they do not follow the prompts: a device that became slower then "
-        "(a lowered clock, another process on it, longer contexts) looks the same"
+        or "that they follow the prompts does not show from second to second: a device that became "
+        "slower then (a lowered clock, another process on it, longer contexts) looks the same"
     )
     gpu = facts.gpu
     wanted = []
