@@ -19,6 +19,7 @@ FAST, SLOW, EVENTS = 0, 1, 2
 N_SLOTS = 3
 #: Slot: begin of the call in ns (0: none under way), device (-1: none), name of the function.
 _SLOT = struct.Struct("=qq48s")
+_BEGIN = struct.Struct("=q")
 WATCH_BYTES = _SLOT.size * N_SLOTS
 
 #: Time for which a call that is not supported is not tried again.
@@ -61,6 +62,8 @@ class Driver:
         self._watch = watch
         self._offset = slot * _SLOT.size
         self._retry: dict[tuple[str, int, int], int] = {}
+        #: Functions called before, and their names as a slot holds them.
+        self._known: dict[str, tuple[Callable[..., Any], bytes]] = {}
 
     def call(self, function: str, device: int, *args: Any, variant: int = 0) -> Any:
         """Return what an NVML function returns; None when it is not supported or has nothing.
@@ -76,7 +79,7 @@ class Driver:
             DriverGoneError: the driver is.
         """
         key = (function, device, variant)
-        if self._retry.get(key, 0) > time.monotonic_ns():
+        if key in self._retry and self._retry[key] > time.monotonic_ns():
             return None
         try:
             return self.attempt(function, device, *args)
@@ -101,13 +104,15 @@ class Driver:
             NVMLError: the driver refuses (of the module ``nvml``).
             AttributeError: the module has no such function.
         """
-        wrapper: Callable[..., Any] = getattr(self.nvml, function)
+        if function not in self._known:
+            self._known[function] = (getattr(self.nvml, function), function.encode()[:48])
+        wrapper, name = self._known[function]
         begin = time.monotonic_ns()
-        _SLOT.pack_into(self._watch, self._offset, begin, device, function.encode()[:48])
+        _SLOT.pack_into(self._watch, self._offset, begin, device, name)
         try:
             return wrapper(*args)
         finally:
-            struct.pack_into("=q", self._watch, self._offset, 0)
+            _BEGIN.pack_into(self._watch, self._offset, 0)
             self.spent_ns += time.monotonic_ns() - begin
 
 
