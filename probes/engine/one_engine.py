@@ -30,7 +30,9 @@ class OneEngine:
     """Looks at the pages of one URL, in order."""
 
     def __init__(self) -> None:
-        self._falls: deque[bool] = deque(maxlen=WINDOW)
+        self._n_pages = 0
+        #: Numbers of the pages of the window on which counters fell.
+        self._falls: deque[int] = deque()
         self._series: Sequence[Series] = ()
         self._index: NDArray[np.intp] = np.empty(0, np.intp)
         self._counters: list[Series] = []
@@ -47,12 +49,16 @@ class OneEngine:
         if page.series is not self._series:
             has_swapped = self._take_over(page)
         values = page.values[self._index]
-        n_counting = np.count_nonzero(self._last > 0)
-        n_fallen = np.count_nonzero(values < self._last)
+        n_fallen = int(np.count_nonzero(values < self._last))
+        if n_fallen >= _LEAST:
+            has_swapped |= bool(n_fallen >= _SHARE * np.count_nonzero(self._last > 0))
         self._last = values
-        has_fallen = bool(n_fallen >= max(_LEAST, _SHARE * n_counting))
-        self._falls.append(has_fallen or has_swapped)
-        return sum(self._falls) > MOST_FALLS
+        self._n_pages += 1
+        if has_swapped:
+            self._falls.append(self._n_pages)
+        while self._falls and self._falls[0] <= self._n_pages - WINDOW:
+            self._falls.popleft()
+        return len(self._falls) > MOST_FALLS
 
     def _take_over(self, page: Exposition) -> bool:
         """Learn which series of a page are counters; tells whether most of them were there before,
