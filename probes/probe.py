@@ -36,10 +36,14 @@ class Requirement:
 class Batch:
     """Rows of one table, in that table's Arrow schema; columns of text may be coded: of type
     dictionary, with one and the same dictionary in every batch of a source.
+
+    ``held_ns`` is how long the source kept back the oldest of them, where that is long: it counts
+    for the time that the session keeps rows before they are written.
     """
 
     table: Table
     rows: pa.RecordBatch
+    held_ns: int = 0
 
 
 @dataclass(frozen=True)

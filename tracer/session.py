@@ -151,7 +151,8 @@ class SessionWriter:
             return
         buffer = self._buffers.get(batch.table.name)
         if buffer is None:
-            buffer = self._buffers[batch.table.name] = _Buffer(batch.table, self._clock())
+            since_ns = self._clock() - batch.held_ns
+            buffer = self._buffers[batch.table.name] = _Buffer(batch.table, since_ns)
         buffer.batches.append(batch.rows)
         buffer.n_rows += batch.rows.num_rows
         if buffer.n_rows >= self._segment_rows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from analysis.schema import Table
@@ -17,6 +18,11 @@ from probes.host.pacing import Pacer
 from probes.probe import Batch, SourceReport, make_batch
 
 SECOND_NS = 1_000_000_000
+#: Longest time that readings are kept back where samples are frequent: as long as the session keeps
+#: few rows anyway, which it does not do once more with these.
+HOLD_NS = 3 * SECOND_NS
+#: Fewer samples than this are not worth being kept back.
+_HELD_SAMPLES = 4
 #: A probe samples less often while a sample takes more than this share of the interval: a tree of
 #: thousands of threads must not cost a CPU.
 MAX_SHARE = 0.03
@@ -59,13 +65,14 @@ class ReadingBuffer(Generic[Reading]):
         """Return whether the oldest reading was kept long enough."""
         return bool(self._readings) and now_ns - self._since_ns >= self._hold_ns
 
-    def take(self) -> list[Batch]:
+    def take(self, now_ns: int) -> list[Batch]:
         """Return the rows of all readings that are kept."""
         readings, self._readings = self._readings, []
         columns = self._to_columns(readings)
         if not columns:
             return []
-        batch = make_batch(self._table, columns)
+        held_ns = max(now_ns - self._since_ns, 0)
+        batch = replace(make_batch(self._table, columns), held_ns=held_ns)
         self.n_rows += batch.rows.num_rows
         return [batch]
 
@@ -83,8 +90,8 @@ class BeatProbe(Generic[Reading]):
         name: The probe's name.
         table: The table that it fills.
         interval_ns: Time between two samples.
-        hold_ns: Longest time that readings are kept back, to be read in bulk; samples that are at
-            least so far apart are handed over at once.
+        hold_ns: Longest time that readings are kept back, to be read in bulk; where that would be
+            few, they are handed over at once.
         clock: CLOCK_MONOTONIC in ns.
     """
 
@@ -102,7 +109,7 @@ class BeatProbe(Generic[Reading]):
         self._clock = clock
         self._interval_ns = interval_ns
         self._pacer = Pacer(interval_ns)
-        held_ns = hold_ns if interval_ns < hold_ns else 0
+        held_ns = hold_ns if _HELD_SAMPLES * interval_ns <= hold_ns else 0
         self._buffer = ReadingBuffer(table, held_ns, self.to_columns)
         self._files = HeldFiles()
         self._cost_ns = 0
@@ -117,13 +124,14 @@ class BeatProbe(Generic[Reading]):
         """Sample when it is time, and return the rows that were kept long enough."""
         if self._pacer.is_due(now_ns):
             self._take_sample(now_ns)
-        return self._make_rows() if self._buffer.is_due(now_ns) else []
+        return self._make_rows(now_ns) if self._buffer.is_due(now_ns) else []
 
     def stop(self) -> Iterable[Batch]:
         """Take a last sample and return all that is left."""
-        self._take_sample(self._clock())
+        now_ns = self._clock()
+        self._take_sample(now_ns)
         self._files.close()
-        return self._make_rows()
+        return self._make_rows(now_ns)
 
     def report(self) -> SourceReport:
         """Return what was sampled, at what CPU time, and at which interval."""
@@ -154,9 +162,9 @@ class BeatProbe(Generic[Reading]):
         self._cost_ns += spent_ns
         self._pace(spent_ns + self._rows_ns)
 
-    def _make_rows(self) -> list[Batch]:
+    def _make_rows(self, now_ns: int) -> list[Batch]:
         begin = time.thread_time_ns()
-        batches = self._buffer.take()
+        batches = self._buffer.take(now_ns)
         spent_ns = time.thread_time_ns() - begin
         self._cost_ns += spent_ns
         self._rows_ns = spent_ns // max(self._n_samples, 1)

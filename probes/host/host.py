@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from analysis.schema import HOST_SAMPLE
 from probes.host import proc
-from probes.host.buffer import SECOND_NS, BeatProbe, Columns, columns_of
+from probes.host.buffer import HOLD_NS, SECOND_NS, BeatProbe, Columns, columns_of
 from probes.host.cgroup import CgroupMount, cgroups_of, find_mounts, is_setting, sample_cgroups
 from probes.host.cpus import SYS, IdleStates
 from probes.host.held import ReadFile
@@ -65,7 +65,7 @@ class HostProbe(BeatProbe[_Reading]):
         filesystem: str = "",
         system: Path = SYS,
         interval_ns: int = SECOND_NS,
-        hold_ns: int = SECOND_NS,
+        hold_ns: int = HOLD_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__("host", HOST_SAMPLE, interval_ns, hold_ns, clock)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from analysis.schema import PROCESS_SAMPLE
 from probes.host import proc
-from probes.host.buffer import SECOND_NS, BeatProbe, Columns, columns_of
+from probes.host.buffer import HOLD_NS, SECOND_NS, BeatProbe, Columns, columns_of
 from probes.host.containers import ContainerNames
 from probes.host.cpus import SYS, numa_nodes, parse_list
 from probes.probe import PidSource
@@ -71,7 +71,7 @@ class ProcessProbe(BeatProbe[_Reading]):
         system: Path = SYS,
         filesystem: Path = Path("/"),
         interval_ns: int = SECOND_NS,
-        hold_ns: int = SECOND_NS,
+        hold_ns: int = HOLD_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__("process", PROCESS_SAMPLE, interval_ns, hold_ns, clock)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from analysis.schema import THREAD_SECOND
 from probes.host import proc
-from probes.host.buffer import SECOND_NS, BeatProbe, Columns
+from probes.host.buffer import HOLD_NS, SECOND_NS, BeatProbe, Columns
 from probes.host.held import FileGroup
 from probes.probe import PidSource, ProbeError, remedy
 
@@ -123,7 +123,7 @@ class ThreadProbe(BeatProbe[_Reading]):
         root: Path = proc.PROC,
         interval_ns: int = SECOND_NS,
         is_launcher: Callable[[int, int], bool | None] | None = None,
-        hold_ns: int = SECOND_NS,
+        hold_ns: int = HOLD_NS,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__("thread", THREAD_SECOND, interval_ns, hold_ns, clock)
