@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,20 @@ def test_many_rows_wait_less_than_few_and_what_waited_half_as_long_goes_along(
     assert files == {"cuda_call": 2, "event": 2}
 
 
+def test_what_its_source_kept_back_has_waited_already(tmp_path):
+    now = [100_000]
+    writer = SessionWriter(tmp_path / "s", manifest(), clock=lambda: now[0], segment_ns=2_000)
+    writer.append(calls(0, 5))
+    writer.flush()
+    assert not (tmp_path / "s" / "cuda_call").exists()
+    event = make_batch(EVENT, {"time_ns": [1], "kind": ["mark"], "name": ["a"], "detail": [""]})
+    writer.append(replace(event, held_ns=3_000))
+    while not writer.flush():
+        time.sleep(0.001)
+    assert {path.name for path in (tmp_path / "s").iterdir() if path.is_dir()} == {"event"}
+    writer.close()
+
+
 def test_an_existing_session_is_not_overwritten(tmp_path):
     SessionWriter(tmp_path / "s", manifest()).close()
     with pytest.raises(SessionError, match="--force"):
@@ -314,6 +329,18 @@ def test_merge_groups():
     assert sized(0, 255, 1).rank == 2
     large = [sized(0, 0, 200_000), sized(1, 1, 70_000), sized(2, 2, 70_000), sized(3, 3, 1)]
     assert list(compaction.plan_merge(large)) == large[1:3]
+
+
+def test_half_of_a_final_segment_waits_for_the_rest_where_there_may_be_more():
+    def sized(index, rows):
+        return compaction.SizedSegment(Segment(index, index, Path()), rows)
+
+    half = [sized(index, 6_000) for index in range(21)]
+    assert list(compaction.plan_merge(half)) == []
+    whole = [*half, sized(21, 6_000)]
+    assert list(compaction.plan_merge(whole)) == whole
+    ended = [*half, sized(21, 120_000)]
+    assert list(compaction.plan_merge(ended)) == half[:16]
 
 
 def test_a_merge_cut_short_leaves_each_row_once(tmp_path):

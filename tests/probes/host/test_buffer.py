@@ -81,10 +81,10 @@ def test_readings_are_kept_back_as_long_as_told_and_made_into_rows_together() ->
     assert not readings.is_due(1050)
     readings.add([2, 3], 1060)
     assert readings.is_due(1100)
-    [batch] = readings.take()
-    assert batch.rows["time_ns"].to_pylist() == [1, 2]
+    [batch] = readings.take(1130)
+    assert batch.rows["time_ns"].to_pylist() == [1, 2] and batch.held_ns == 130
     assert calls == [[1, 2, 3]]
-    assert readings.take() == []
+    assert readings.take(1140) == []
     assert readings.n_rows == 2
 
 

@@ -154,6 +154,7 @@ def test_a_limit_is_in_every_row_and_taken_over_within_a_second(tmp_path: Path) 
         filesystem=str(system),
         system=tmp_path,
         interval_ns=10**8,
+        hold_ns=10**9,
         clock=lambda: now,
     )
     told = []
