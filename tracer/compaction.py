@@ -13,14 +13,14 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.schema import Table
-from tracer.encoding import write_rows
+from tracer.encoding import joined_rows, write_rows
 from tracer.segments import (
     TEMPORARY_SUFFIX,
     Segment,
@@ -46,7 +46,9 @@ UPKEEP_NICE = 5
 class SizedSegment:
     """A closed segment, its rows and bytes, and the first and last time in the table's order.
 
-    ``is_thinned`` tells that nothing of it is left to be thinned.
+    ``is_thinned`` tells that nothing of it is left to be thinned. ``batches`` are its rows where
+    they are so few that they are kept until they are merged: to open and read a file costs ten
+    times as much.
     """
 
     segment: Segment
@@ -55,6 +57,7 @@ class SizedSegment:
     first_ns: int = 0
     last_ns: int = 0
     is_thinned: bool = False
+    batches: Sequence[pa.RecordBatch] = field(default=(), compare=False, repr=False)
 
     @property
     def rank(self) -> int:
@@ -131,7 +134,7 @@ def merge(
     first, last = group[0].segment.first, group[-1].segment.last
     target = folder / segment_name(first, last)
     temporary = folder / f".{target.name}{TEMPORARY_SUFFIX}"
-    rows = _rows_of(table, [item.segment.path for item in group])
+    rows = _rows_of(table, group)
     try:
         with pa.OSFile(str(temporary), "wb") as sink:
             write_rows(sink, table, rows, facts)
@@ -157,7 +160,7 @@ def merge(
     )
 
 
-def _rows_of(table: Table, paths: Sequence[Path]) -> pa.Table:
+def _rows_of(table: Table, group: Sequence[SizedSegment]) -> pa.Table:
     """The rows of segments, those of a summary added up; text stays coded where they are not."""
     schema = table.arrow_schema().remove_metadata()
     is_summary = table.name in SUMMARIES
@@ -165,11 +168,15 @@ def _rows_of(table: Table, paths: Sequence[Path]) -> pa.Table:
     for name in texts:
         place = schema.get_field_index(name)
         schema = schema.set(place, schema.field(place).with_type(_CODED_TEXT))
-    parts = [
-        pq.ParquetFile(path, memory_map=False, read_dictionary=texts).read(use_threads=False)
-        for path in paths
-    ]
-    rows = pa.concat_tables([part.cast(schema) for part in parts])
+    parts = []
+    for item in group:
+        if item.batches:
+            part = joined_rows(table, item.batches)
+        else:
+            file = pq.ParquetFile(item.segment.path, memory_map=False, read_dictionary=texts)
+            part = file.read(use_threads=False)
+        parts.append(part.cast(schema))
+    rows = pa.concat_tables(parts)
     return combine(table, rows) if is_summary else rows.unify_dictionaries()
 
 

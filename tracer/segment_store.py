@@ -31,6 +31,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FAILURES = (OSError, pa.ArrowException, MemoryError)
 #: Pause before a merge is tried again after one failed.
 MERGE_RETRY_S = 60.0
+#: Rows of a segment of up to so many bytes are kept until they are merged.
+KEPT_BYTES = 128 << 10
 #: Replaced segments are deleted after this, so that a reader can finish with what it listed.
 KEEP_REPLACED_S = 60.0
 #: How often it is looked for what is too old or too much, and at most how late while rows wait.
@@ -110,6 +112,7 @@ class SegmentStore:
         self._next[table.name] = number + 1
         times = [batch.column(table.order).to_numpy() for batch in batches if batch.num_rows]
         n_rows = sum(batch.num_rows for batch in batches)
+        is_small = sum(batch.nbytes for batch in batches) <= KEPT_BYTES
         self._segments.setdefault(table.name, []).append(
             SizedSegment(
                 Segment(number, number, target),
@@ -117,6 +120,7 @@ class SegmentStore:
                 len(content),
                 min(int(part.min()) for part in times),
                 max(int(part.max()) for part in times),
+                batches=tuple(batches) if is_small else (),
             )
         )
         self.n_rows += n_rows
