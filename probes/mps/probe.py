@@ -111,7 +111,8 @@ class MpsProbe:
                     self._fault = f"MPS could not be audited: {type(error).__name__}: {error}"[:200]
                 self._busy_since = None
                 self._cost_ns = time.thread_time_ns()
-            self._stop_event.wait(_LOOK_NS / 1e9)
+            # On the beat of the other sources.
+            self._stop_event.wait((_LOOK_NS - self._clock() % _LOOK_NS) / 1e9)
 
     def _audit(self, lists: Sequence[DeviceContexts]) -> None:
         targets = self._targets.pids()
