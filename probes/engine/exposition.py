@@ -3,9 +3,8 @@
 ``prometheus_client`` renames samples of counters without ``_total`` (TGI, Triton) and strips
 families of it; an analyst who greps a session for the name on the page must find it.
 
-A page is nearly the same at every scrape: a family that did not change is compared and nothing
-else, then a line; and for one that did, the text of its series (name and labels) is parsed once and
-remembered.
+A page is nearly the same at every scrape: a line that did not change is compared and nothing else,
+and for one that did, the text of its series (name and labels) is parsed once and remembered.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress
+from itertools import compress
 from operator import ne
 from typing import Literal
 
@@ -29,8 +28,6 @@ MAX_LINES = 50_000
 #: Characters of the shortest line with a sample.
 _LEAST_LINE = len("a 1\n")
 
-#: Where a family begins: pages that have none of these are one block.
-_FAMILY = "\n# HELP "
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'\s*,?\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*')
 _ESCAPE = re.compile(r"\\(.)")
@@ -81,13 +78,9 @@ class ExpositionParser:
         self._types: dict[str, str] = {}
         self._comments: set[str] = set()
         self._n_characters = 0
-        #: The page in blocks, one for each family, and the number of the first line of each.
-        self._blocks: list[str] = []
-        self._firsts: list[int] = []
+        self._lines: list[str] = []
         #: Where the sample of each line is in ``_series``, -1 where it has none.
         self._places: list[int] = []
-        #: What stands before the value of each sample; None where it is to be read with care.
-        self._prefixes: list[str | None] = []
         self._series: list[Series] = []
         self._values: NDArray[np.float64] = np.empty(0)
         self._n_bad = 0
@@ -101,10 +94,11 @@ class ExpositionParser:
             self._forget()
             self._series, self._values = [], np.empty(0)
             return Exposition([], np.empty(0), {}, 0, text.endswith("\n"), True)
-        blocks = text.split(_FAMILY)
-        if not self._update(blocks):
-            self._read_anew(text, blocks)
-        self._blocks = blocks
+        # Not splitlines(): label values may hold other line boundaries.
+        lines = text.split("\n")
+        if not self._update(lines):
+            self._read_anew(lines)
+        self._lines = lines
         return Exposition(
             self._series, self._values.copy(), self._types, self._n_bad, text.endswith("\n")
         )
@@ -114,52 +108,29 @@ class ExpositionParser:
         self._comments.clear()
         self._n_characters = 0
         self._types = {}
-        self._blocks = []
+        self._lines = []
 
-    def _update(self, blocks: list[str]) -> bool:
+    def _update(self, lines: list[str]) -> bool:
         """Take over what changed since the last page; False where more than values did."""
-        if len(blocks) != len(self._blocks):
+        if len(lines) != len(self._lines):
             return False
-        changes: list[tuple[int, str]] = []
-        for block in compress(range(len(blocks)), map(ne, blocks, self._blocks)):
-            # Not splitlines(): label values may hold other line boundaries.
-            lines, before = blocks[block].split("\n"), self._blocks[block].split("\n")
-            if len(lines) != len(before):
+        for line in compress(range(len(lines)), map(ne, lines, self._lines)):
+            place = self._places[line]
+            result = self._line(lines[line]) if place >= 0 else None
+            if result is None or result[0] is not self._series[place]:
                 return False
-            first = self._firsts[block]
-            places = self._places[first : first + len(lines)]
-            changes.extend(compress(zip(places, lines, strict=True), map(ne, lines, before)))
-        prefixes, found, values = self._prefixes, [], []
-        for place, line in changes:
-            prefix = prefixes[place] if place >= 0 else None
-            try:
-                if prefix is None or not line.startswith(prefix):
-                    return False
-                values.append(float(line[len(prefix) :]))
-            except ValueError:
-                return False
-            found.append(place)
-        self._values[found] = values
+            self._values[place] = result[1]
         return True
 
-    def _read_anew(self, text: str, blocks: list[str]) -> None:
+    def _read_anew(self, lines: list[str]) -> None:
         """Read every line of a page."""
         self._n_bad = 0
-        lines = text.split("\n")
         results = [self._judge(line) for line in lines]
         samples = [result for result in results if result]
         self._series = [series for series, _ in samples]
         self._values = np.array([value for _, value in samples], np.float64)
         index = iter(range(len(samples)))
         self._places = [next(index) if result else -1 for result in results]
-        self._firsts = [0, *accumulate(block.count("\n") + 1 for block in blocks)][:-1]
-        heads = [
-            line.rpartition(" ")[0] for line, result in zip(lines, results, strict=True) if result
-        ]
-        self._prefixes = [
-            f"{head} " if self._remembered.get(head) is series else None
-            for head, series in zip(heads, self._series, strict=True)
-        ]
 
     def _judge(self, line: str) -> tuple[Series, float] | Literal[False] | None:
         """The sample of one line; None for a comment or an empty line; False (counted) for none."""
