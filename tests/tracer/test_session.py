@@ -196,6 +196,7 @@ def test_what_its_source_kept_back_has_waited_already(tmp_path):
     writer.flush()
     assert not (tmp_path / "s" / "cuda_call").exists()
     event = make_batch(EVENT, {"time_ns": [1], "kind": ["mark"], "name": ["a"], "detail": [""]})
+    writer.append(event)
     writer.append(replace(event, held_ns=3_000))
     while not writer.flush():
         time.sleep(0.001)
