@@ -15,19 +15,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.schema import FORMAT_VERSION, TABLES, THREAD_SECOND, Table
+from analysis.schema import FORMAT_VERSION, THREAD_SECOND, Table
 
 #: Ids that grow with time: delta encoding, no dictionary.
 GROWING_IDS = frozenset({"call_id", "parent_call_id", "correlation_id"})
 #: Fewer rows of samples than this are encoded quickly: zstd and dictionaries then cost as much
 #: again, and save nothing.
 FEW_SAMPLES = 16_384
-#: Tables of samples: those that are observed at one time, and what threads did since the last.
-_SAMPLES = frozenset(
-    {table.name for table in TABLES if table.order == "time_ns"} | {THREAD_SECOND.name}
-)
 #: Longest row group, in rows.
 ROW_GROUP_ROWS = 1_048_576
+
+
+def is_sampled(table: Table) -> bool:
+    """Return whether a table holds samples: what is observed at one time, and what threads did
+    since the last.
+    """
+    return table.order == "time_ns" or table.name == THREAD_SECOND.name
 
 
 def footer_metadata(table: Table, facts: Mapping[str, object]) -> dict[str, str]:
@@ -91,7 +94,7 @@ def encode_segment(
     """
     sink = pa.BufferOutputStream()
     rows = joined_rows(table, batches)
-    is_quick = table.name in _SAMPLES and rows.num_rows < FEW_SAMPLES
+    is_quick = is_sampled(table) and rows.num_rows < FEW_SAMPLES
     write_rows(sink, table, rows, facts, is_quick)
     return memoryview(sink.getvalue())
 

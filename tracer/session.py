@@ -26,6 +26,7 @@ from analysis.manifest import FILE_NAME, Manifest, Source
 from analysis.schema import EVENT, LOSS, Table
 from probes.probe import Batch
 from tracer.compaction import SizedSegment
+from tracer.encoding import FEW_SAMPLES, is_sampled
 from tracer.errors import SessionError
 from tracer.place import Place
 from tracer.reserve import Reserve
@@ -38,9 +39,10 @@ from tracer.session_losses import SOURCE_NAME, Loss, loss_batch, notice_batch
 #: A table's rows become a segment when the oldest has waited this long, or at so many rows.
 SEGMENT_NS = 2_000_000_000
 SEGMENT_ROWS = 131_072
-#: A table of fewer rows waits this many times as long: a segment costs the same for one row as for
-#: a thousand. With what a probe keeps back, no row is on its way for more than five seconds.
-FEW_ROWS = 16_384
+#: A table of fewer rows (of samples: ``FEW_SAMPLES``) waits this many times as long: a segment costs
+#: the same for one row as for a thousand. With what a probe keeps back, no row is on its way for
+#: more than five seconds.
+FEW_ROWS = 2_048
 FEW_ROWS_FACTOR = 1.5
 #: Rows that wait for the disk beyond this are dropped: memory stays bounded.
 MAX_PENDING_BYTES = 96 << 20
@@ -269,7 +271,8 @@ class SessionWriter:
 
     def _longest_ns(self, buffer: _Buffer) -> float:
         """Longest time that rows wait for their segment."""
-        return self._segment_ns * (FEW_ROWS_FACTOR if buffer.n_rows < FEW_ROWS else 1.0)
+        few = FEW_SAMPLES if is_sampled(buffer.table) else FEW_ROWS
+        return self._segment_ns * (FEW_ROWS_FACTOR if buffer.n_rows < few else 1.0)
 
     def _is_idle(self) -> bool:
         return not self._jobs and not self._is_busy and self._manifest_text is None

@@ -54,7 +54,7 @@ FRAME_HEAD = struct.Struct("<I")
 MAX_DRIVER_SHARE = 0.05
 
 _SECOND_NS = 1_000_000_000
-_FLUSH_NS = 19 * _SECOND_NS // 20
+_FLUSH_NS = 3 * _SECOND_NS // 4
 _SLOWEST_NS = _SECOND_NS
 #: Devices that are looked at, whatever number the driver tells.
 _MOST_DEVICES = 1024
