@@ -39,9 +39,9 @@ from tracer.session_losses import SOURCE_NAME, Loss, loss_batch, notice_batch
 #: A table's rows become a segment when the oldest has waited this long, or at so many rows.
 SEGMENT_NS = 2_000_000_000
 SEGMENT_ROWS = 131_072
-#: A table of fewer rows (of samples: ``FEW_SAMPLES``) waits this many times as long: a segment costs
-#: the same for one row as for a thousand. With what a probe keeps back, no row is on its way for
-#: more than five seconds.
+#: A table of fewer rows (of samples: ``FEW_SAMPLES``) waits this many times as long: a segment
+#: costs the same for one row as for a thousand. With what a probe keeps back, no row is on its way
+#: for more than five seconds.
 FEW_ROWS = 2_048
 FEW_ROWS_FACTOR = 1.5
 #: Rows that wait for the disk beyond this are dropped: memory stays bounded.
