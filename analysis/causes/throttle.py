@@ -248,9 +248,7 @@ def _works(facts: Facts, device: int, time: Ints) -> Bools:
     """At which samples the device is at work, by its utilisation, else by the demand."""
     samples = facts.utilisation(device)
     if samples is None or len(samples) == 0:
-        demand = facts.demand
-        at = np.searchsorted(demand[:, 0], time, side="right") - 1
-        inside: Bools = (at >= 0) & (demand[np.maximum(at, 0), 1] > time)
+        inside: Bools = intervals.assign(time, facts.demand) >= 0
         return inside
     order = np.argsort(samples.end, kind="stable")
     at = np.minimum(np.searchsorted(samples.end[order], time), len(order) - 1)

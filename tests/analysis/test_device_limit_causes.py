@@ -379,3 +379,15 @@ def test_the_time_before_a_neighbour_came_is_time_alone(tmp_path: Path) -> None:
     attribution = attribute(builder.write())
     assert attribution.verdict.cause == "contention.cross_process"
     assert finding(attribution, "contention.cross_process").confidence > 0.9
+
+
+def test_clocks_of_a_device_of_which_nothing_else_is_known_prove_nothing(tmp_path: Path) -> None:
+    engine = Scrapes().play(30, requests_running=0)
+    rows = gpu_rows(engine.start, 30, sm_clock_max_mhz=2_100)
+    for index, row in enumerate(rows):
+        row["sm_clock_mhz"] = 2_100 if index < 15 else 1_050
+        row["clock_reasons"] = 0 if index < 15 else POWER_CAP
+    builder = engine.builder(tmp_path / "session", gpus=[Gpu(0, "GPU")])
+    attribution = attribute(builder.add("gpu_sample", rows).write())
+    assert not [note for note in attribution.notes if "failed" in note]
+    assert finding(attribution, "power.throttle").status is Status.NOT_FOUND
