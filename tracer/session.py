@@ -151,12 +151,11 @@ class SessionWriter:
         """Take over the rows of a batch; its arrays must not change afterwards."""
         if batch.rows.num_rows == 0:
             return
+        since_ns = self._clock() - batch.held_ns
         buffer = self._buffers.get(batch.table.name)
-        if buffer is None or batch.held_ns:
-            since_ns = self._clock() - batch.held_ns
-            if buffer is None:
-                buffer = self._buffers[batch.table.name] = _Buffer(batch.table, since_ns)
-            buffer.since_ns = min(buffer.since_ns, since_ns)
+        if buffer is None:
+            buffer = self._buffers[batch.table.name] = _Buffer(batch.table, since_ns)
+        buffer.since_ns = min(buffer.since_ns, since_ns)
         buffer.batches.append(batch.rows)
         buffer.n_rows += batch.rows.num_rows
         if buffer.n_rows >= self._segment_rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis import engine as words
+from analysis.causes.capacity import MORE_PROMPTS, N_BEFORE, before_queue, rate
 from analysis.causes.declaration import Cause, Needs
 from analysis.causes.engine_load import KV_FULL, Flags, Load, load_windows
 from analysis.engine import EngineSeries
@@ -24,10 +25,8 @@ BELOW_LIMIT = 0.9
 STEADY = 0.8
 #: The cache is nearly empty below this share, so that what it holds is not what keeps others out.
 KV_EMPTY = 0.15
-#: Windows before the queue that a level to compare with needs; tokens that take so many times as
-#: long as then, or so many times the prompts, are a device that is full or slower.
-N_BEFORE = 3
-MORE = 1.25
+#: Tokens that take so many times as long as before the queue are a device that is full or slower.
+SLOWER = 1.25
 #: Share of the held windows in which not one token may come for nothing to be served at all.
 NO_TOKENS = 0.9
 
@@ -148,7 +147,7 @@ def _head(facts: Facts, load: Load, held: Flags, finding: Finding, *, is_dead: b
         )
         finding.lost_ns, finding.lost_share = 0, 0.0
         return finding
-    before = _before(load)
+    before = before_queue(load, load.waiting > 0)
     other = _device_instead(load, held, before, finding)
     if other:
         finding.status, finding.confidence = Status.UNDECIDED, 0.45
@@ -178,14 +177,6 @@ def _head(facts: Facts, load: Load, held: Flags, finding: Finding, *, is_dead: b
     return finding
 
 
-def _before(load: Load) -> Flags:
-    """Windows with running requests before the first in which one waited."""
-    queued = load.waiting > 0
-    first = int(np.argmax(queued)) if queued.any() else len(queued)
-    result: Flags = (load.running > 0) & (np.arange(len(queued)) < first - 1)
-    return result
-
-
 def _device_instead(load: Load, held: Flags, before: Flags, finding: Finding) -> str:
     """What tells that the device may be the limit, a clause: tokens take longer than before the
     queue, or more prompts are computed; empty where neither is so.
@@ -198,15 +189,11 @@ def _device_instead(load: Load, held: Flags, before: Flags, finding: Finding) ->
         finding.evidence.append(
             Evidence("inter_token_rise", round(rise, 2), "ratio", late[1], "engine_sample")
         )
-        if rise >= MORE:
+        if rise >= SLOWER:
             return f"tokens took {rise:.1f} times as long as before"
-    seconds = load.length_ns / 1e9
-    rates = [
-        float(np.nansum(load.prompts[part]) / max(seconds[part].sum(), 1e-9))
-        for part in (before, held)
-    ]
-    if rates[1] > 0 and rates[1] >= MORE * rates[0]:
-        return f"{rates[1]:.0f} prompt tokens/s were computed instead of {rates[0]:.0f}"
+    usually, now = (rate(load, load.prompts, part) for part in (before, held))
+    if now > 0 and now >= MORE_PROMPTS * usually:
+        return f"{now:.0f} prompt tokens/s were computed instead of {usually:.0f}"
     return ""
 
 

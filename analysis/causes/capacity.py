@@ -40,8 +40,8 @@ def _growing(load: Load, is_queued: Flags) -> slice:
     return slice(first, max(longest, first + N_ONSET) + 1)
 
 
-def _rate(load: Load, values: Floats, part: Flags | slice) -> float:
-    """Sum of what was counted over the seconds in which it was."""
+def rate(load: Load, values: Floats, part: Flags | slice) -> float:
+    """Return the sum of what was counted over the seconds in which it was."""
     value, seconds = values[part], load.length_ns[part] / 1e9
     known = np.isfinite(value)
     return float(value[known].sum() / max(seconds[known].sum(), 1e-9))
@@ -57,8 +57,8 @@ def arrivals_rise(load: Load, is_queued: Flags) -> tuple[float, int] | None:
         return None
     growing = _growing(load, is_queued)
     onset = slice(growing.start, growing.start + N_ONSET + 1)
-    usual = max(_rate(load, load.arrived, before), 1e-9)
-    more = min(_rate(load, load.arrived, part) for part in (onset, growing))
+    usual = max(rate(load, load.arrived, before), 1e-9)
+    more = min(rate(load, load.arrived, part) for part in (onset, growing))
     seconds = [float(load.length_ns[part].sum()) / 1e9 for part in (before, growing)]
     error = math.sqrt(usual / seconds[0] + more / seconds[1])
     return max(more - error, 0.0) / usual, growing.stop - growing.start
@@ -82,11 +82,11 @@ def less_capacity(load: Load, is_queued: Flags, evidence: list[Evidence]) -> str
     good = quantiles.quantile(served[before & np.isfinite(served)], GOOD)
     arrivals = arrivals_rise(load, is_queued)
     if good is not None and good.value > 0:
-        now = _rate(load, load.generated, growing)
+        now = rate(load, load.generated, growing)
         evidence.append(
             Evidence("tokens_against_before", round(now / good.value, 2), "ratio", good.n)
         )
-        prompts, later = (_rate(load, load.prompts, part) for part in (before, growing))
+        prompts, later = (rate(load, load.prompts, part) for part in (before, growing))
         is_more_told = arrivals is not None and arrivals[0] >= NO_MORE
         # More prompts leave less time for tokens.
         if now < SERVED_AS_BEFORE * good.value and not (

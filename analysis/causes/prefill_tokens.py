@@ -134,7 +134,7 @@ def _against(
     # a low window tell nothing of the usual prompts.
     soon: Floats = np.maximum(prompt, np.append(prompt[1:], 0.0))
     # Fewer requests get fewer tokens together: each of them has to get fewer.
-    speed = tokens.generated / np.maximum(tokens.running, 1.0)
+    speed = tokens.speed
     usual_speed = quantiles.median(speed[quiet])
     if usual_speed is None:
         usual_speed = reference / (quantiles.median(tokens.running[is_batch]) or 1.0)

@@ -57,7 +57,7 @@ def by_waits(
     # Each counts as its bucket's lower bound, for every request that ran: less than the truth.
     waited = buckets.counts[:, is_long] @ lower[is_long] / np.maximum(tokens.running, 1.0)
     waited = np.where(is_batch, waited, 0.0)
-    seconds = np.diff(tokens.edges) / 1e9
+    seconds = tokens.seconds
     is_held = (waited >= WAIT_SHARE * seconds) & (waits >= N_WAITS)
     is_held |= before(is_held) & is_batch & (tokens.generated < waits)
     spans = intervals.union(intervals.make(tokens.edges[:-1][is_held], tokens.edges[1:][is_held]))
@@ -104,8 +104,8 @@ def by_waits(
         f"{100 * share:.0f} % of the time with demand, beside {prompts:.0f} tokens of prompts.",
     )
     lost = np.where(is_batch, np.minimum(waited / seconds, 1.0), np.nan)
-    speed = tokens.generated / np.maximum(tokens.running, 1.0)
-    usual_speed = quantiles.median(speed[is_batch & (tokens.generated >= GOOD * reference)]) or 0.0
+    is_good = is_batch & (tokens.generated >= GOOD * reference)
+    usual_speed = quantiles.median(tokens.speed[is_good]) or 0.0
     missing, _within = missing_tokens(tokens, is_batch, max(reference, 1e-9), usual_speed)
     rows = np.flatnonzero(is_held)
     phase = is_batch & (np.arange(len(is_held)) >= rows[0]) & (np.arange(len(is_held)) <= rows[-1])

@@ -88,8 +88,7 @@ def by_stop(tokens: Tokens, missing: Floats, is_held: Flags, usual_speed: float)
         is_held: Windows in which tokens were held up.
         usual_speed: Usual tokens/s of one request: steps/s.
     """
-    seconds = np.diff(tokens.edges) / 1e9
-    speed = tokens.generated / np.maximum(tokens.running, 1.0)
+    seconds, speed = tokens.seconds, tokens.speed
     is_stopped = is_held & (1 - missing <= SLOWEST) & (speed <= STOPPED)
     if missing[is_stopped].sum() < MOST * missing[is_held].sum() or not is_stopped.any():
         return None
@@ -120,8 +119,7 @@ def by_dose(tokens: Tokens, lost: Floats, is_low: Flags, usual_speed: float) -> 
     rows = np.flatnonzero(is_low)
     place = np.arange(len(is_low))
     is_phase = np.isfinite(lost) & (place >= rows[0]) & (place <= rows[-1])
-    speed = tokens.generated / np.maximum(tokens.running, 1.0)
-    between = speed_between(tokens.prompt, speed, is_phase)
+    between = speed_between(tokens.prompt, tokens.speed, is_phase)
     if between is not None and between < AS_EVER * usual_speed:
         return None
     dose = dose_of(tokens.prompt, lost, is_low)
@@ -140,8 +138,7 @@ def missing_tokens(
     """Return the share of the usual tokens that are missing in each window, in [0, 1]: of all and
     of each request, whichever is less; and the same with NaN outside of ``is_batch``.
     """
-    speed = tokens.generated / np.maximum(tokens.running, 1.0)
-    left = np.maximum(tokens.generated / reference, speed / max(usual_speed, 1e-9))
+    left = np.maximum(tokens.generated / reference, tokens.speed / max(usual_speed, 1e-9))
     missing: Floats = 1 - np.clip(np.nan_to_num(left), 0.0, 1.0)
     return missing, np.where(is_batch, missing, np.nan)
 

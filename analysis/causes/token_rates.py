@@ -34,6 +34,17 @@ class Tokens:
     n_gaps: Floats
     preempted: Floats
 
+    @property
+    def seconds(self) -> Floats:
+        """Length of each window in s."""
+        return np.diff(self.edges) / 1e9
+
+    @property
+    def speed(self) -> Floats:
+        """Tokens/s of one request in each window."""
+        result: Floats = self.generated / np.maximum(self.running, 1.0)
+        return result
+
     def between(self, windows: Flags) -> tuple[float, int] | None:
         """Mean time between tokens over some windows in s, and their tokens."""
         if self.gap_seconds is None:

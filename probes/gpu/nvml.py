@@ -66,7 +66,7 @@ class NvmlProbe:
         library_dir: Folder to look for ``libnvidia-ml.so.1`` in first.
         env: Further variables of the children's environment.
         to_monotonic: Maps wall-clock times to CLOCK_MONOTONIC with error bounds
-            (``ClockAnchors.to_monotonic_array``); by default the clocks are read at each drain.
+            (``ClockAnchors.map_received``); by default the clocks are read at each drain.
         contexts: Gets the newest lists of processes on each GPU.
         root: Where /proc is.
         retry_ns: Time after which a device whose call never returned is tried again.

@@ -230,7 +230,7 @@ def main() -> None:
                     interval_ns=RATE_NS,
                     library_dir=device.libraries.driver,
                     env=device.env(),
-                    to_monotonic=anchors.to_monotonic_array,
+                    to_monotonic=anchors.map_received,
                     contexts=board,
                 ),
                 ProcessProbe(tree, interval_ns=RATE_NS),
